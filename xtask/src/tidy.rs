@@ -3,6 +3,7 @@
 //! Checks all files that git tracks or would track, and the crates of the workspace. Changes nothing.
 
 mod circles;
+mod face;
 mod glossary;
 mod links;
 mod prose;
@@ -32,6 +33,7 @@ pub fn run() -> anyhow::Result<()> {
         findings.extend(check_circles(package, root));
     }
     let files = list_files()?;
+    findings.extend(face::check(&files)?.map(|message| Finding::new(face::FACE, 1, "face", message)));
     let mut pages = BTreeMap::new();
     for path in &files {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;

@@ -9,7 +9,7 @@
 
 /// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it
 /// do.
-macro_rules! outln {
+macro_rules! out {
     ($($words:tt)*) => { whimbrel_terminal::print::line(&format!($($words)*)) };
 }
 

@@ -1,7 +1,8 @@
 //! What the report of a cutover says, in words.
 
 use serde_json::Value;
-use whimbrel_core::units::{format_count, format_count_of};
+use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
+use whimbrel_flow::sync::{ExternalShown, ExternalStage};
 
 /// Clients that are named in one line.
 const CLIENTS_SHOWN: usize = 5;
@@ -29,6 +30,21 @@ fn client(client: &Value) -> String {
         text.push_str(&format!(", {name} {}", field(name)));
     }
     text + ")"
+}
+
+/// What a cutover is waiting for.
+pub fn waiting(external: &ExternalShown) -> String {
+    if external.stage == ExternalStage::Comparing {
+        return "nobody writes to the source; comparing".to_owned();
+    }
+    let times = [external.quiet_ms, external.wanted_ms].map(format_duration_ms);
+    format!("waiting until nobody writes to the source: for {} of {}", times[0], times[1])
+}
+
+/// Hooks that failed: their events, and how.
+pub fn failed_hooks(report: &Value) -> impl Iterator<Item = (&str, &str)> {
+    let hooks = report["hooks"].as_array().into_iter().flatten();
+    hooks.filter_map(|hook| Some((hook["event"].as_str()?, hook["failure"].as_str()?)))
 }
 
 /// How much was compared, and what that is worth.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
@@ -41,6 +41,37 @@ pub struct Seen {
     pub entry: Entry,
     /// Whether it has.
     pub answers: bool,
+}
+
+impl Seen {
+    /// What a person calls the state of a job: a phase alone does not say that nobody runs it.
+    pub fn state_in_words(&self) -> String {
+        let status = &self.entry.status;
+        let state = match (self.entry.state(), self.answers) {
+            ("ended", _) => return status.phase.clone(),
+            (_, false) => "does not answer",
+            (_, true) if status.rates.paused => "paused",
+            (state, true) => state,
+        };
+        let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
+        match status.phase.is_empty() {
+            true => format!("{state}{ordered}"),
+            false => format!("{state}: {}{ordered}", status.phase),
+        }
+    }
+
+    /// All that is known of it, for programs. `again` goes on with it where it was interrupted.
+    pub fn as_object(&self, again: Option<String>) -> Value {
+        let (entry, status) = (&self.entry, &self.entry.status);
+        let mut object = json!(entry);
+        object["name"] = json!(status.id);
+        object["state"] = json!(entry.state());
+        object["answers"] = json!(self.answers);
+        object["percent"] = json!(status.percent());
+        object["ended_s"] = json!(status.ended.then_some(status.updated_s));
+        object["again"] = json!(again.filter(|_| entry.is_interrupted()));
+        object
+    }
 }
 
 impl Jobs {

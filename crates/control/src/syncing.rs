@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde::Serialize;
-use whimbrel_core::units::format_duration_ms;
-use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncShown, SyncStatus};
+use whimbrel_core::units::{format_bytes, format_duration_ms};
+use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncReport, SyncShown, SyncStatus};
 
 use crate::http::{Label, Metric, MetricKind, MetricsSource};
 use crate::steering::Standing;
@@ -83,6 +83,18 @@ impl Current {
     fn phase(&self) -> SyncPhase {
         self.get().map(|running| running.status.shown().phase).unwrap_or_default()
     }
+}
+
+/// What the journal's disk and a cutover would cost now.
+fn of_trouble(shown: &SyncShown) -> Vec<Metric> {
+    let seconds = |name, help, ms: u64| Metric::new(MetricKind::Gauge, name, help, ms as f64 / 1000.0);
+    let help = "For how long the journal's disk has been full; 0 while it has room";
+    let full = seconds("whimbrel_sync_disk_full_seconds", help, shown.disk_full_ms.unwrap_or(0));
+    let estimate = shown.pause_estimate_ms.map(|estimate_ms| {
+        let help = "How long a cutover would pause writes now";
+        seconds("whimbrel_sync_cutover_pause_estimate_seconds", help, estimate_ms)
+    });
+    [Some(full), estimate].into_iter().flatten().collect()
 }
 
 impl MetricsSource for Current {
@@ -178,18 +190,7 @@ impl MetricsSource for Current {
                 |s| Some(s.resumed as f64),
             ),
         ];
-        let help = "For how long the journal's disk has been full; 0 while it has room";
-        let full_ms = shown.disk_full_ms.unwrap_or(0);
-        metrics.push(Metric::new(Gauge, "whimbrel_sync_disk_full_seconds", help, full_ms as f64 / 1000.0));
-        if let Some(estimate_ms) = shown.pause_estimate_ms {
-            let help = "How long a cutover would pause writes now";
-            metrics.push(Metric::new(
-                Gauge,
-                "whimbrel_sync_cutover_pause_estimate_seconds",
-                help,
-                estimate_ms as f64 / 1000.0,
-            ));
-        }
+        metrics.extend(of_trouble(&shown));
         metrics
     }
 
@@ -224,6 +225,22 @@ fn trouble(shown: &SyncShown) -> String {
     let silent = shown.silences().map(|(side, at, _)| format!("nothing is heard of the {side} {at}"));
     let full = shown.disk_full_ms.map(|_| "the disk of the state folder is full".to_owned());
     silent.chain(full).collect::<Vec<_>>().join("; ")
+}
+
+/// The longest lag, and the sum in bytes: unknown where that of one primary is.
+pub fn lag_in_words(shown: &SyncShown) -> String {
+    let lags: Option<Vec<(u64, u64)>> =
+        shown.sources.iter().map(|s| Some((s.lag_ms?, s.lag_bytes?))).collect();
+    let Some(lags) = lags else { return "unknown".to_owned() };
+    let ms = lags.iter().map(|(ms, _)| *ms).max().unwrap_or(0);
+    let bytes = format_bytes(lags.iter().map(|(_, bytes)| bytes).sum());
+    if ms < 10_000 { format!("{ms} ms, {bytes}") } else { format!("{}, {bytes}", format_duration_ms(ms)) }
+}
+
+/// Hooks of the cutover that failed: their events, and how.
+pub fn failed_hooks(report: &SyncReport) -> impl Iterator<Item = (&str, &str)> {
+    let hooks = report.cutover.iter().flat_map(|cutover| &cutover.hooks);
+    hooks.filter_map(|hook| Some((&*hook.event, hook.failure.as_deref()?)))
 }
 
 /// In words, of one of [`SyncShown::silences`](whimbrel_flow::sync::SyncShown::silences).

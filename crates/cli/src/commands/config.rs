@@ -49,7 +49,7 @@ fn show_command(args: &ConfigShowArgs, file: &Source) -> Result<Exit, Error> {
     };
     if args.json {
         for one in &whole.options {
-            outln!(
+            out!(
                 "{}",
                 json!({
                     "command": whole.command, "option": one.option, "value": one.value, "from": one.origin,
@@ -76,7 +76,7 @@ fn show_sources(args: &ConfigShowArgs, file: &Source) -> Result<Exit, Error> {
         whimbrel_settings::of_sources(&command(), file.config.as_deref(), file.profile.as_deref(), around())?;
     if args.json {
         for (one, commands) in &all {
-            outln!(
+            out!(
                 "{}",
                 json!({"option": one.option, "value": one.value, "from": one.origin, "commands": commands})
             );
@@ -84,7 +84,7 @@ fn show_sources(args: &ConfigShowArgs, file: &Source) -> Result<Exit, Error> {
         return Ok(Exit::Success);
     }
     if all.is_empty() {
-        outln!("neither a file nor the environment sets an option; name a file with --config");
+        out!("neither a file nor the environment sets an option; name a file with --config");
         return Ok(Exit::Success);
     }
     let head = [text("OPTION", 0), text("VALUE", 0), text("FROM", 0), text("FOR", 1)];
@@ -101,5 +101,5 @@ fn show_sources(args: &ConfigShowArgs, file: &Source) -> Result<Exit, Error> {
 }
 
 fn print(table: &Table) {
-    table.lines(Screen::of_stdout()).iter().for_each(|line| outln!("{line}"));
+    table.lines(Screen::of_stdout()).iter().for_each(|line| out!("{line}"));
 }

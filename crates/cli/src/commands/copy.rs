@@ -20,11 +20,10 @@ use whimbrel_flow::progress::CopyProgress;
 use whimbrel_flow::retry::RetryPolicy;
 
 use crate::commands::jobs::again;
-use crate::commands::losses;
+use crate::commands::losses::{self, Overwriting};
 use crate::commands::verify;
 use crate::exit::Exit;
 use crate::settings::args::{CopyArgs, Limits};
-use crate::ui::confirm::confirm;
 use crate::ui::display;
 use crate::ui::errors;
 use whimbrel_control::private::state_dir;
@@ -91,11 +90,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     let dbs = args.which.names.dbs(&source, &target).await?;
     let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
-    let existing = match (args.skip, args.fail) {
-        (true, _) => Existing::Skip,
-        (_, true) => Existing::Fail,
-        _ => Existing::Replace,
-    };
+    let existing = existing(args);
     let mut options = CopyOptions {
         types: args.which.types.clone(),
         existing,
@@ -110,34 +105,22 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let resumes = args.going_on.resumes(&folder, &name);
     let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, args.dry_run, stop)
         .await
-        .map_err(|e| {
-            let unfinished = !resumes && refuse_existing && journal::exists(&folder, &name);
-            match e.remedy.as_deref() {
-                Some(Remedy::SayWhatHappensToExistingKeys) if unfinished => e.with_remedy(
-                    "an earlier copy like this one did not finish: go on with --resume, or say what to do \
-                        with keys that exist: --replace, --skip or --fail",
-                ),
-                _ => e,
-            }
-        })?;
+        .map_err(|e| remedied(e, !resumes && refuse_existing && journal::exists(&folder, &name)))?;
     if !args.show.quiet {
         show_plan(args, &plan, &options);
     }
-    let overwrites = args.replace && !resumes && holds_keys(&plan);
+    let overwrites = args.replace && !resumes && plan.holds_keys();
+    let become_what = "replaced where the source has a key of the same name";
+    let (plan, show) = (&plan, &args.show);
+    let losses = Overwriting { source: &source, target: &target, plan, options: &options, become_what, show };
     if args.dry_run {
         if overwrites {
-            let lost = whimbrel_flow::losses::count(&source, &target, (&options, false), stop).await?;
-            losses::show(lost, &args.show);
+            losses.show(stop).await?;
         }
         return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
     }
-    if overwrites {
-        let question =
-            losses::question(&target, &plan, "replaced where the source has a key of the same name");
-        let decision = confirm(&question, args.ask.yes, false, args.show.json, stop).await?;
-        if let Some(exit) = decision.end(Exit::Success) {
-            return Ok(exit);
-        }
+    if overwrites && let Some(exit) = losses.ask(args.ask.yes, stop).await? {
+        return Ok(exit);
     }
     if !resumes && journal::exists(&folder, &name) && !args.show.quiet {
         print_note(
@@ -154,7 +137,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let total: u64 = plan.dbs.iter().map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
     let store = Store::new(&folder);
-    let again = serde_json::from_str(&description).ok().and_then(|d| again::arguments(Kind::Copy, &d));
+    let again = again::of_description(Kind::Copy, &description);
     let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
@@ -167,11 +150,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         if args.functions {
             let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
             print_note(args, &format!("{n} function libraries copied"));
-        } else if plan.functions_left > 0 {
-            progress.notice(format!(
-                "the source has {} function libraries that are not copied; --functions copies them",
-                plan.functions_left
-            ));
+        } else if let Some(words) = losses::functions_left(plan) {
+            progress.notice(words);
         }
         // With a part of the keys, or the rest of them, nobody knows how many there will be.
         let whole = !resumes && plan.dbs.iter().all(|d| d.selected_keys.is_some());
@@ -191,28 +171,40 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         return Ok(Exit::Stopped);
     }
     let partial = report.counts.failed > 0 || report.evicted > 0 || !report.emptied.is_empty();
-    if args.verify {
-        // What else is on the target is known to be a copy's doing only where the target was empty.
-        let verify = verify::options_after_copy(args, &dbs, refuse_existing)?;
-        let result =
-            verify::verify(source, target, verify, &args.show, None, Arc::default(), stop.clone()).await?;
-        let t = &result.tally;
-        let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
-        if !(result.is_equal() || partial && only_the_failed) {
-            return Ok(verify::exit_of(&result));
-        }
+    let whole = Ok(if partial { Exit::Partial } else { Exit::Success });
+    if !args.verify {
+        return whole;
     }
-    Ok(if partial { Exit::Partial } else { Exit::Success })
+    // What else is on the target is known to be a copy's doing only where the target was empty.
+    let verify = verify::options_after_copy(args, &dbs, refuse_existing)?;
+    let stop = stop.clone();
+    let result = verify::verify(source, target, verify, &args.show, None, Arc::default(), stop).await?;
+    let t = &result.tally;
+    let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
+    if result.is_equal() || partial && only_the_failed { whole } else { Ok(verify::exit_of(&result)) }
 }
 
-/// Whether the target has keys where the copy goes.
-pub fn holds_keys(plan: &Plan) -> bool {
-    plan.dbs.iter().any(|db| db.target_keys > 0)
+fn existing(args: &CopyArgs) -> Existing {
+    match (args.skip, args.fail) {
+        (true, _) => Existing::Skip,
+        (_, true) => Existing::Fail,
+        _ => Existing::Replace,
+    }
+}
+
+fn remedied(e: Error, is_unfinished: bool) -> Error {
+    match e.remedy.as_deref() {
+        Some(Remedy::SayWhatHappensToExistingKeys) if is_unfinished => e.with_remedy(
+            "an earlier copy like this one did not finish: go on with --resume, or say what to do with \
+                keys that exist: --replace, --skip or --fail",
+        ),
+        _ => e,
+    }
 }
 
 fn print_note(args: &CopyArgs, text: &str) {
     if args.show.json {
-        outln!("{}", json!({"event": "notice", "text": text}));
+        out!("{}", json!({"event": "notice", "text": text}));
     } else if !args.show.quiet {
         eprintln!("note     {text}");
     }
@@ -261,7 +253,7 @@ pub fn show_failures(failures: &[KeyFailure]) {
 
 fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     if args.show.json {
-        outln!(
+        out!(
             "{}",
             json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
                 "plan": plan})
@@ -277,7 +269,7 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
 
 fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
     if args.show.json {
-        outln!("{}", json!({"event": "report", "report": report}));
+        out!("{}", json!({"event": "report", "report": report}));
         return;
     }
     let c = &report.counts;
@@ -311,7 +303,7 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
         (true, true) => "resumed ",
         (false, _) => "stopped ",
     };
-    outln!(
+    out!(
         "{head} {}, {} in {}: {} keys/s, {}/s{rest}{}",
         format_count_of(c.written, "key"),
         format_bytes(c.bytes_written),
@@ -321,6 +313,6 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
         if report.passes > 1 { format!("; {} passes", report.passes) } else { String::new() },
     );
     if !report.complete && !is_cancelled {
-        outln!("         {AGAIN} goes on from here");
+        out!("         {AGAIN} goes on from here");
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::cutovers::{compared, last};
+use whimbrel_control::cutovers::{compared, failed_hooks, last};
 use whimbrel_control::fronts::{self, FrontName};
 use whimbrel_control::steering::{Answer, Call, Request, Scheduled, Standing};
 use whimbrel_control::store::{Status, Store};
@@ -167,10 +167,10 @@ async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Scheduled
     let (id, when, words) = (&sync.id, what.when, what.in_words());
     service::ask(store, id, Request::Schedule(Some(what)), "schedule the cutover of").await?;
     if args.json {
-        outln!("{}", json!({"event": "scheduled", "job": id, "when": when}));
+        out!("{}", json!({"event": "scheduled", "job": id, "when": when}));
     } else {
-        outln!("ordered  {id} cuts over {words}");
-        outln!("         whimbrel cutover {id} --withdraw takes that back; jobs show says how it stands");
+        out!("ordered  {id} cuts over {words}");
+        out!("         whimbrel cutover {id} --withdraw takes that back; jobs show says how it stands");
     }
     Ok(Exit::Success)
 }
@@ -179,9 +179,9 @@ async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Scheduled
 async fn withdraw(args: &CutoverArgs, store: &Store, named: &str) -> Result<Exit> {
     let (id, stood) = service::withdraw_cutover(store, named).await?;
     match (args.json, stood) {
-        (true, _) => outln!("{}", json!({"event": "withdrawn", "job": id, "ordered": stood})),
-        (false, true) => outln!("withdrawn: the cutover of {id} that was ordered"),
-        (false, false) => outln!("nothing to withdraw: no cutover of {id} is ordered"),
+        (true, _) => out!("{}", json!({"event": "withdrawn", "job": id, "ordered": stood})),
+        (false, true) => out!("withdrawn: the cutover of {id} that was ordered"),
+        (false, false) => out!("nothing to withdraw: no cutover of {id} is ordered"),
     }
     Ok(Exit::Success)
 }
@@ -230,17 +230,17 @@ impl Signals<'_> {
         self.said = Instant::now();
         let is_again = self.before.replace(stage.to_owned()).is_some();
         if self.args.json {
-            outln!("{}", json!({"event": stage, "external": external}));
+            out!("{}", json!({"event": stage, "external": external}));
             return;
         }
         let times = ["quiet_ms", "wanted_ms"].map(|n| format_duration_ms(external[n].as_u64().unwrap_or(0)));
         match (stage, is_new, is_again) {
-            ("waiting", true, false) => outln!("ready    stop the writers of {} now", self.source),
-            ("waiting", true, true) => outln!("again    somebody wrote during the comparison"),
+            ("waiting", true, false) => out!("ready    stop the writers of {} now", self.source),
+            ("waiting", true, true) => out!("again    somebody wrote during the comparison"),
             ("waiting", false, _) => {
-                outln!("waiting  nobody has written for {} of {}{}", times[0], times[1], last(external));
+                out!("waiting  nobody has written for {} of {}{}", times[0], times[1], last(external));
             }
-            (_, true, _) => outln!("quiet    nobody writes any more: comparing"),
+            (_, true, _) => out!("quiet    nobody writes any more: comparing"),
             _ => {}
         }
     }
@@ -285,17 +285,17 @@ fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> 
     if args.json {
         let (report, error) = (answer.outcome.as_ref().ok(), answer.outcome.as_ref().err());
         let error = error.map(|refusal| &refusal.text);
-        outln!("{}", json!({"event": "cutover", "report": report, "error": error, "exit": exit as u8}));
+        out!("{}", json!({"event": "cutover", "report": report, "error": error, "exit": exit as u8}));
         return exit;
     }
     match &answer.outcome {
         Ok(report) => {
             let number = |name: &str| report[name].as_u64().unwrap_or(0);
             if withdrawn {
-                outln!("too late to withdraw it: writes were paused already");
+                out!("too late to withdraw it: writes were paused already");
             }
             for notice in report["notices"].as_array().into_iter().flatten() {
-                outln!("note     {}", notice.as_str().unwrap_or_default());
+                out!("note     {}", notice.as_str().unwrap_or_default());
             }
             if is_external(args) {
                 return show_external(args, report, sides, exit);
@@ -303,30 +303,30 @@ fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> 
             if is_front(args) {
                 return show_front(args, report, sides, exit);
             }
-            outln!("estimate writes paused for about {} ms", number("estimate_ms"));
+            out!("estimate writes paused for about {} ms", number("estimate_ms"));
             if args.dry_run {
-                outln!("{}", compared(report));
-                outln!("dry run: no write was paused, and nothing was changed");
+                out!("{}", compared(report));
+                out!("dry run: no write was paused, and nothing was changed");
                 return exit;
             }
-            outln!("writes   paused for {} ms", number("pause_ms"));
-            outln!("drained  {} under the pause", format_count_of(number("drained"), "key"));
-            outln!("{}", compared(report));
-            outln!("{}", fenced(args, sides));
+            out!("writes   paused for {} ms", number("pause_ms"));
+            out!("drained  {} under the pause", format_count_of(number("drained"), "key"));
+            out!("{}", compared(report));
+            out!("{}", fenced(args, sides));
             if number("ended") > 0 {
                 let clients = if number("ended") == 1 { "client" } else { "clients" };
-                outln!(
+                out!(
                     "ended    {} {clients} of the source that waited in a command or were in a transaction",
                     format_count(number("ended"))
                 );
             }
             if args.reverse_sync {
                 let (from, to) = (&sides.target, &sides.source);
-                outln!("way back {from} is followed back into {to}");
-                outln!("         whimbrel cutover --fence acl --back returns to it");
+                out!("way back {from} is followed back into {to}");
+                out!("         whimbrel cutover --fence acl --back returns to it");
             }
             if args.back {
-                outln!("back     writers are let in again where they came from");
+                out!("back     writers are let in again where they came from");
             }
         }
         Err(refusal) => {
@@ -339,21 +339,15 @@ fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> 
     exit
 }
 
-/// Hooks that failed: their events, and how.
-fn failed_hooks(report: &serde_json::Value) -> impl Iterator<Item = (&str, &str)> {
-    let hooks = report["hooks"].as_array().into_iter().flatten();
-    hooks.filter_map(|hook| Some((hook["event"].as_str()?, hook["failure"].as_str()?)))
-}
-
 /// Hooks that would be run, and those that have failed.
 fn show_hooks(report: &serde_json::Value) {
     for hook in report["hooks"].as_array().into_iter().flatten() {
         if let (Some(event), Some(command)) = (hook["event"].as_str(), hook["command"].as_str()) {
-            outln!("hook     {event}: {command}");
+            out!("hook     {event}: {command}");
         }
     }
     for (event, failure) in failed_hooks(report) {
-        outln!("HOOK     {}", words::failed_hook(event, failure));
+        out!("HOOK     {}", words::failed_hook(event, failure));
     }
 }
 
@@ -362,22 +356,22 @@ fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, 
     let number = |name: &str| report[name].as_u64().unwrap_or(0);
     let external = &report["external"];
     let stopped = number("estimate_ms") + args.quiet_for;
-    outln!("{}", compared(report));
+    out!("{}", compared(report));
     if args.dry_run {
-        outln!("estimate writers have to be stopped for about {}", format_duration_ms(stopped));
+        out!("estimate writers have to be stopped for about {}", format_duration_ms(stopped));
         let who = last(external);
         let who = if who.is_empty() { "; nobody has written for a second" } else { who.as_str() };
-        outln!("writers  you stop them when the cutover says so{who}");
-        outln!("dry run: nobody was held, and nothing was changed");
+        out!("writers  you stop them when the cutover says so{who}");
+        out!("dry run: nobody was held, and nothing was changed");
         return exit;
     }
     let waited = external["waited_ms"].as_u64().unwrap_or(0);
-    outln!("waited   {} until nobody wrote{}", format_duration_ms(waited), last(external));
-    outln!("drained  {} keys", format_count(number("drained")));
-    outln!("quiet    for {} when the target took over", format_duration_ms(number("pause_ms")));
-    outln!("{}", fenced(args, sides));
+    out!("waited   {} until nobody wrote{}", format_duration_ms(waited), last(external));
+    out!("drained  {} keys", format_count(number("drained")));
+    out!("quiet    for {} when the target took over", format_duration_ms(number("pause_ms")));
+    out!("{}", fenced(args, sides));
     if args.back {
-        outln!("back     writers are let in again where they came from");
+        out!("back     writers are let in again where they came from");
     }
     exit
 }
@@ -388,38 +382,38 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, exi
     let front = &report["front"];
     let clients = format_count_of(front["clients"].as_u64().unwrap_or(0), "client");
     if args.dry_run {
-        outln!("estimate {clients} of the front held for about {} ms", number("estimate_ms"));
+        out!("estimate {clients} of the front held for about {} ms", number("estimate_ms"));
     } else {
-        outln!("clients  {clients} of the front held for {} ms", number("pause_ms"));
-        outln!("drained  {} meanwhile", format_count_of(number("drained"), "key"));
+        out!("clients  {clients} of the front held for {} ms", number("pause_ms"));
+        out!("drained  {} meanwhile", format_count_of(number("drained"), "key"));
     }
-    outln!("{}", compared(report));
+    out!("{}", compared(report));
     match front["others"].as_u64() {
-        None => outln!("others   the source does not tell whether other clients are connected to it"),
-        Some(0) => outln!("others   no client is connected to the source that does not come by the front"),
-        Some(others) => outln!(
+        None => out!("others   the source does not tell whether other clients are connected to it"),
+        Some(0) => out!("others   no client is connected to the source that does not come by the front"),
+        Some(others) => out!(
             "others   {} to the source that {} not come by the front: nothing holds them",
             format_count_of(others, "connection"),
             if others == 1 { "does" } else { "do" }
         ),
     }
     if args.dry_run {
-        outln!("dry run: nobody was held, and nothing was changed");
+        out!("dry run: nobody was held, and nothing was changed");
         return exit;
     }
     if !front["late"].is_null() {
-        outln!(
+        out!(
             "LATE     somebody wrote to the source meanwhile, which the target lacks{}",
             last(&front["late"])
         );
     }
-    outln!("{}", fenced(args, sides));
+    out!("{}", fenced(args, sides));
     if number("ended") > 0 {
-        outln!("ended    {} that did not come to rest", format_count_of(number("ended"), "client"));
+        out!("ended    {} that did not come to rest", format_count_of(number("ended"), "client"));
     }
     if args.reverse_sync {
-        outln!("way back {} is followed back into {}", sides.target, sides.source);
-        outln!("         whimbrel cutover --fence front --back returns to it");
+        out!("way back {} is followed back into {}", sides.target, sides.source);
+        out!("         whimbrel cutover --fence front --back returns to it");
     }
     exit
 }

@@ -155,7 +155,7 @@ async fn watch(
 
 fn stopped(as_json: bool) -> Exit {
     if as_json {
-        outln!("{}", json!({"event": "stopped"}));
+        out!("{}", json!({"event": "stopped"}));
     } else {
         eprintln!("stopped  watching; the coordinator goes on: see whimbrel fleet status");
     }
@@ -164,12 +164,12 @@ fn stopped(as_json: bool) -> Exit {
 
 fn print_status(as_json: bool, event: &str, words: &str, status: &FleetStatus) {
     if as_json {
-        outln!(
+        out!(
             "{}",
             json!({"event": event, "moving": status.moving, "remaining": status.remaining, "fleet": status})
         );
     } else {
-        outln!("{words}");
+        out!("{words}");
     }
 }
 
@@ -184,12 +184,12 @@ fn show(status: &FleetStatus, as_json: bool) -> Exit {
     let has_problem = status.unowned > 0 || status.members.iter().any(|member| !member.connected);
     let exit = if has_problem { Exit::Problem } else { Exit::Success };
     if as_json {
-        outln!(
+        out!(
             "{}",
             json!({"event": "fleet", "settled": status.is_settled(), "fleet": status, "exit": exit as u8})
         );
     } else {
-        page(status, Screen::of_stdout()).lines().for_each(|line| outln!("{line}"));
+        page(status, Screen::of_stdout()).lines().for_each(|line| out!("{line}"));
     }
     exit
 }

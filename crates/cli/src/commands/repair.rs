@@ -110,7 +110,7 @@ fn show_plan(
     plan: &Plan,
 ) {
     if args.json {
-        outln!(
+        out!(
             "{}",
             json!({
                 "event": "repair_plan", "healthy": Survey::is_healthy(findings),
@@ -123,9 +123,9 @@ fn show_plan(
     }
     let screen = Screen::of_stdout();
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        outln!("{}  {finding}", screen.bad("problem"));
+        out!("{}  {finding}", screen.bad("problem"));
     }
-    let instead = |text: String| outln!("instead  {text}");
+    let instead = |text: String| out!("instead  {text}");
     for job in interrupted {
         instead(format!(
             "job {job} was interrupted here: `whimbrel jobs resume {job}` goes on with it, `whimbrel jobs \
@@ -141,25 +141,25 @@ fn show_plan(
     }
     for action in &plan.actions {
         let text = Told { action, survey }.to_string();
-        outln!("{}   {}", screen.good("repair"), text);
+        out!("{}   {}", screen.good("repair"), text);
     }
     for left in left(survey, plan) {
-        outln!("left     {left}");
+        out!("left     {left}");
     }
     if plan.actions.is_empty() {
-        outln!("nothing to repair");
+        out!("nothing to repair");
     }
 }
 
 fn print_action(args: &RepairArgs, survey: &Survey, action: &Action) {
     if !args.json {
-        outln!("doing    {}", Told { action, survey });
+        out!("doing    {}", Told { action, survey });
     }
 }
 
 fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], left: &[String], healthy: bool) {
     if args.json {
-        outln!(
+        out!(
             "{}",
             json!({
                 "event": "repair_report", "healthy": healthy, "keys_moved": total.moved,
@@ -170,19 +170,19 @@ fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], left: &[
         return;
     }
     let screen = Screen::of_stdout();
-    outln!(
+    out!(
         "done     {} moved to their owner, {} removed where they did not belong, {} stuck",
         format_count_of(total.moved, "key"),
         format_count(total.removed),
         format_count(total.stuck),
     );
     for reason in &total.reasons {
-        outln!("stuck    {}", reason);
+        out!("stuck    {}", reason);
     }
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        outln!("{}  {finding}", screen.bad("problem"));
+        out!("{}  {finding}", screen.bad("problem"));
     }
     if healthy {
-        outln!("{}   every node agrees, every slot has an owner", screen.good("health"));
+        out!("{}   every node agrees, every slot has an owner", screen.good("health"));
     }
 }

@@ -39,10 +39,10 @@ async fn run_inner(args: &StatusArgs) -> Result<Exit> {
     let findings = survey.findings();
     let healthy = Survey::is_healthy(&findings);
     if args.json {
-        outln!("{}", described::status(&deployment.endpoint.address.to_string(), &survey));
+        out!("{}", described::status(&deployment.endpoint.address.to_string(), &survey));
     } else {
         let screen = Screen::of_stdout();
-        outln!("{}", as_text(&deployment, &survey, &findings, healthy, screen).trim_end());
+        out!("{}", as_text(&deployment, &survey, &findings, healthy, screen).trim_end());
     }
     Ok(if healthy { Exit::Success } else { Exit::Problem })
 }

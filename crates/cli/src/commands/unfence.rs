@@ -41,9 +41,9 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
             FenceNote::forget(&file)?;
         }
         match (args.json, args.dry_run) {
-            (true, _) => outln!("{event}"),
-            (false, true) => outln!("would take down the fence of {at}: {how}"),
-            (false, false) => outln!("unfenced {at}: {how}"),
+            (true, _) => out!("{event}"),
+            (false, true) => out!("would take down the fence of {at}: {how}"),
+            (false, false) => out!("unfenced {at}: {how}"),
         }
     }
     Ok(Exit::Success)

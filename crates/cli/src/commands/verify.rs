@@ -128,7 +128,7 @@ fn open_journal(
     if !args.resume && journal::is_open(&folder, &name) {
         return Ok(None);
     }
-    let again = serde_json::from_str(&description).ok().and_then(|d| again::arguments(Kind::Verify, &d));
+    let again = again::of_description(Kind::Verify, &description);
     let journal = Journal::open(&folder, &name, &description, args.resume)?;
     Ok(Some(OpenJournal { journal, folder, name, again }))
 }
@@ -235,7 +235,7 @@ fn left_ms((done, all): (u64, u64), seconds: f64) -> Option<u64> {
 
 fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: Scope) {
     if show.json {
-        outln!("{}", json!({"event": "verify_report", "equal": report.is_equal(), "report": report}));
+        out!("{}", json!({"event": "verify_report", "equal": report.is_equal(), "report": report}));
         return;
     }
     for note in &report.notes {
@@ -244,13 +244,13 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     for d in &report.differences {
         let key = d.key.as_deref().map_or_else(String::new, |key| format!("\"{key}\": "));
         let kind = format!("{:?}", d.kind).to_lowercase();
-        outln!("differs  db {} {key}{kind}: {}", d.db, d.detail);
+        out!("differs  db {} {key}{kind}: {}", d.db, d.detail);
     }
     if report.differences_cut {
-        outln!("         … and more; --list N lists up to N");
+        out!("         … and more; --list N lists up to N");
     }
     for key in &report.unstable_keys {
-        outln!("unstable {key}: it changed for as long as we looked");
+        out!("unstable {key}: it changed for as long as we looked");
     }
     let t = &report.tally;
     let head = match (report.is_equal(), report.stopped_early) {
@@ -277,9 +277,9 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     let sample = if scope == Scope::All { "" } else { " of a sample" };
     let how = if depth == verify::Depth::Meta { " by existence, type and expiry" } else { "" };
     if depth == verify::Depth::Counts {
-        outln!("{head} numbers of keys only, in {}{rest}", format_duration_ms(report.duration_ms));
+        out!("{head} numbers of keys only, in {}{rest}", format_duration_ms(report.duration_ms));
     } else {
-        outln!(
+        out!(
             "{head} {}{sample} equal{how}, {} compared, {} looked for on both sides, in {}{rest}",
             format_count_of(t.equal, "key"),
             format_bytes(report.bytes_compared),
@@ -289,7 +289,7 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     }
     for db in &report.dbs {
         if let (Some(source), Some(target)) = (db.source_keys, db.target_keys) {
-            outln!(
+            out!(
                 "counts   db {}: {} on the source, db {}: {} on the target",
                 db.source_db,
                 format_count_of(source, "key"),

@@ -65,7 +65,7 @@ async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
         }
         if view.has_ended() {
             if !args.json {
-                outln!("ended    {} does not run any more", view.name());
+                out!("ended    {} does not run any more", view.name());
             }
             return Ok(Exit::Success);
         }

@@ -1,8 +1,6 @@
 //! What a cutover that did not come about has to say to people, and what can be done.
 
-use whimbrel_core::units::format_duration_ms;
 use whimbrel_engine::error::{Error, ErrorKind};
-use whimbrel_flow::sync::{ExternalShown, ExternalStage};
 
 use crate::ui::remedies::whole;
 
@@ -45,13 +43,4 @@ pub fn failed_hook(event: &str, failure: &str) -> String {
     const STANDS: &str =
         "the cutover is done, and nothing of it is undone: do by hand what is left to be done";
     format!("the hook of {event} {failure}\n         {STANDS}")
-}
-
-/// What a cutover is waiting for.
-pub fn waiting(external: &ExternalShown) -> String {
-    if external.stage == ExternalStage::Comparing {
-        return "nobody writes to the source; comparing".to_owned();
-    }
-    let times = [external.quiet_ms, external.wanted_ms].map(format_duration_ms);
-    format!("waiting until nobody writes to the source: for {} of {}", times[0], times[1])
 }

@@ -34,7 +34,7 @@ pub fn show_error_of(side: &str, error: &Error, renamed: impl Fn(&str) -> String
     };
     if as_json {
         let text = of_side(remedies::whole(error));
-        outln!("{}", json!({"event": "error", "side": side, "text": text, "exit": exit as u8}));
+        out!("{}", json!({"event": "error", "side": side, "text": text, "exit": exit as u8}));
         return;
     }
     let problem = of_side(error.problem());

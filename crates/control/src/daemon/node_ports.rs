@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::node::NodeId;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 
 use super::options::NodePorts;
 use super::services::Jobs;
@@ -65,7 +65,7 @@ impl Listeners {
     /// Opens a port for each primary, and returns where those are received who connect.
     ///
     /// # Errors
-    /// `Own` where there are not enough.
+    /// `Options` where the range is too short, `Own` where ports of it are in use.
     pub(super) async fn open<J: Jobs>(
         ip: IpAddr,
         ports: NodePorts,
@@ -79,11 +79,14 @@ impl Listeners {
             return Ok((listeners, receiver));
         }
         let all = jobs.topology().primaries().len();
-        Err(Error::own(
-            format!("listen on {ip} for each node"),
-            format!("{} of {all} primaries are without a port: too few are free", without.len()),
-        )
-        .with_remedy("give it more ports, of which nobody else has one"))
+        let tried = format!("listen on {ip} for each node");
+        let given = listeners.ports.count();
+        if given < all {
+            let what = format!("{all} primaries need a port each, and {given} are given");
+            return Err(Error::options(Side::Own, tried, what).with_remedy("give it a longer range of ports"));
+        }
+        let what = format!("{} of {all} primaries are without a port: others use theirs", without.len());
+        Err(Error::own(tried, what).with_remedy("give it ports of which nobody else has one"))
     }
 
     /// Opens and closes ports as primaries come and go, until `stop`.

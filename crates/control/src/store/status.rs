@@ -1,6 +1,8 @@
 //! How a job stands.
 
 use serde::{Deserialize, Serialize};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_core::units::format_time;
 use whimbrel_flow::budget::RatesNow;
 
 /// How a sync ended whose target has taken over.
@@ -128,7 +130,26 @@ impl Entry {
     }
 }
 
+fn slots_in(ranges: &str) -> usize {
+    ranges.parse::<SlotSet>().map_or(0, |slots| slots.len())
+}
+
 impl Status {
+    /// When it has ended, for people.
+    pub fn ended_at(&self) -> Option<String> {
+        self.ended.then(|| format_time(self.updated_s))
+    }
+
+    /// How many slots are to move.
+    pub fn slots_planned(&self) -> usize {
+        slots_in(&self.slots)
+    }
+
+    /// How many slots have moved.
+    pub fn slots_moved(&self) -> usize {
+        slots_in(&self.moved)
+    }
+
     /// The share of keys that are done with; `None` where nobody counted them.
     pub fn percent(&self) -> Option<u64> {
         let share = |total: u64| (u128::from(self.keys_moved.min(total)) * 100 / u128::from(total)) as u64;

@@ -625,8 +625,7 @@ fn decide(
     if is_behind_fence && is_nobodys && !source_same && source.keys < target.keys {
         return source_lost_keys(job, (reached, then, tries), (source.keys, target.keys), effects);
     }
-    job.source = source.node.clone();
-    job.target = target.node.clone();
+    (job.source, job.target) = (source.node.clone(), target.node.clone());
     job.source_process = Some(source.process.clone());
     job.target_process = Some(target.process.clone());
 

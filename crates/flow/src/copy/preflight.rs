@@ -30,6 +30,13 @@ pub struct Plan {
     pub functions_left: usize,
 }
 
+impl Plan {
+    /// Whether the target has keys where the copy goes.
+    pub fn holds_keys(&self) -> bool {
+        self.dbs.iter().any(|db| db.target_keys > 0)
+    }
+}
+
 /// One database of a plan.
 #[derive(Debug, Clone, Serialize)]
 pub struct PlannedDb {

@@ -59,45 +59,11 @@ impl Session {
                     break;
                 }
             }
-            let rest = &self.inbox[taken..];
             let is_passed = match self.first {
                 First::Passing => true,
                 First::ThrowingAway => false,
                 First::Fresh | First::Waiting | First::Settled(_) => {
-                    let args = self.requests.args();
-                    let word = |i: usize| args.get(i).and_then(|range| rest.get(range.clone()));
-                    let name = word(0).unwrap_or_default();
-                    let row = find(name, word(1));
-                    self.asking = None;
-                    if row.face.is_some() && self.face.is_some() {
-                        let words: Vec<&[u8]> =
-                            args.iter().map_while(|range| rest.get(range.clone())).collect();
-                        self.asking =
-                            Question::of(&words).filter(|_| whole && self.requests.args_left() == 0);
-                    }
-                    match row.handling() {
-                        Handling::Refused(why) => {
-                            let error = refusal(name, why);
-                            self.pass_on(plain_from, taken);
-                            plain_from = taken;
-                            self.push_error(error);
-                            false
-                        }
-                        Handling::Subscribe => {
-                            self.is_subscribed = true;
-                            true
-                        }
-                        Handling::Noted(note) if self.notes() => {
-                            let request = whole.then(|| rest[..len].into());
-                            let is_first = word(1).is_some_and(|database| database == b"0");
-                            self.note(note, request, is_first);
-                            true
-                        }
-                        Handling::Passed | Handling::Noted(_) => {
-                            self.owe_reply();
-                            true
-                        }
-                    }
+                    self.begin_request(taken, whole.then_some(len), &mut plain_from)
                 }
             };
             if is_passed {
@@ -118,6 +84,44 @@ impl Session {
         self.pass_on(plain_from, taken);
         self.inbox.advance(taken);
         taken > 0
+    }
+
+    /// What becomes of the request that begins at `at` in the inbox: whether it is passed on. `whole` is its
+    /// length where all of it is there; from `plain_from` on requests wait to be passed on as they are.
+    fn begin_request(&mut self, at: usize, whole: Option<usize>, plain_from: &mut usize) -> bool {
+        let rest = &self.inbox[at..];
+        let args = self.requests.args();
+        let word = |i: usize| args.get(i).and_then(|range| rest.get(range.clone()));
+        let name = word(0).unwrap_or_default();
+        let row = find(name, word(1));
+        self.asking = None;
+        if row.face.is_some() && self.face.is_some() {
+            let words: Vec<&[u8]> = args.iter().map_while(|range| rest.get(range.clone())).collect();
+            self.asking = Question::of(&words).filter(|_| whole.is_some() && self.requests.args_left() == 0);
+        }
+        match row.handling() {
+            Handling::Refused(why) => {
+                let error = refusal(name, why);
+                self.pass_on(*plain_from, at);
+                *plain_from = at;
+                self.push_error(error);
+                false
+            }
+            Handling::Subscribe => {
+                self.is_subscribed = true;
+                true
+            }
+            Handling::Noted(note) if self.notes() => {
+                let request = whole.map(|len| rest[..len].into());
+                let is_first = word(1).is_some_and(|database| database == b"0");
+                self.note(note, request, is_first);
+                true
+            }
+            Handling::Passed | Handling::Noted(_) => {
+                self.owe_reply();
+                true
+            }
+        }
     }
 
     /// Whether it has to be known what a client has said of itself.

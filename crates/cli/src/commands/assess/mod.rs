@@ -62,9 +62,9 @@ async fn run_inner(args: &AssessArgs, stop: &CancellationToken) -> Result<Exit> 
             .map_err(|e| Error::own(format!("write {}", file.display()), e))?;
     }
     if args.json {
-        outln!("{}", as_json(&assessment));
+        out!("{}", as_json(&assessment));
     } else {
-        outln!("{}", text::as_text(&page, Screen::of_stdout()).trim_end());
+        out!("{}", text::as_text(&page, Screen::of_stdout()).trim_end());
     }
     Ok(match assessment.verdict {
         Verdict::Ready | Verdict::WithCare => Exit::Success,

@@ -78,7 +78,7 @@ fn show(at: &FrontAt, question: &Request, answer: &Answer) -> Exit {
         let line = json!({
             "event": "front", "asked": question, "status": status, "error": error, "exit": exit as u8,
         });
-        outln!("{line}");
+        out!("{line}");
         return exit;
     }
     if let Some(error) = error {
@@ -89,7 +89,7 @@ fn show(at: &FrontAt, question: &Request, answer: &Answer) -> Exit {
     match question {
         Request::Finish => {
             let (_, to, _) = way(status);
-            outln!("finished the front has ended; clients go to {to} themselves");
+            out!("finished the front has ended; clients go to {to} themselves");
         }
         _ => show_status(status),
     }
@@ -127,11 +127,11 @@ fn show_status(status: &Value) {
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     let (from, to, note) = way(status);
     let back = if status["direction"] == "to-source" { "back " } else { "" };
-    outln!("phase    {}: {from} {back}to {to}{note}", text("phase"));
+    out!("phase    {}: {from} {back}to {to}{note}", text("phase"));
     match status["held_ms"].as_u64() {
-        None => outln!("clients  {}", status["clients"]),
+        None => out!("clients  {}", status["clients"]),
         Some(held_ms) => {
-            outln!("clients  {}, held for a cutover for {held_ms} ms so far", status["clients"]);
+            out!("clients  {}, held for a cutover for {held_ms} ms so far", status["clients"]);
         }
     }
     let moving = &status["moving"];
@@ -144,13 +144,13 @@ fn show_status(status: &Value) {
         (_, Some(true)) => "; paused but for the keys that commands need",
         _ => "",
     };
-    outln!(
+    out!(
         "keys     {} moved, {} left, {} cannot be moved{note}",
         count("moved"),
         count("left"),
         count("staying")
     );
-    outln!(
+    out!(
         "commands {} to {from}, {} to {to}, {} after a move; {} wait, {} gave up",
         count("forwarded"),
         count("direct"),
@@ -161,16 +161,11 @@ fn show_status(status: &Value) {
     let slots = &moving["slots"];
     if !slots.is_null() {
         let count = |name: &str| slots[name].as_u64().map_or_else(|| "?".to_owned(), format_count);
-        outln!(
-            "slots    {} done, {} moving, {} not begun",
-            count("done"),
-            count("moving"),
-            count("not_begun")
-        );
+        out!("slots    {} done, {} moving, {} not begun", count("done"), count("moving"), count("not_begun"));
     }
-    outln!("filter   {}", filter(moving));
+    out!("filter   {}", filter(moving));
     if let Some(trouble) = moving["trouble"].as_str() {
-        outln!("trouble  {trouble}");
+        out!("trouble  {trouble}");
     }
 }
 

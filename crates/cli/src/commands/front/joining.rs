@@ -80,7 +80,7 @@ async fn try_run(
             "member": member,
             "coordinator": to, "forwarding": forwarding.map(|at| at.to_string()), "clients_max": clients_max,
         });
-        outln!("{line}");
+        out!("{line}");
     } else if !args.show.quiet {
         eprintln!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
         eprintln!("member   {member} of the fleet of {to}");
@@ -91,7 +91,7 @@ async fn try_run(
     }
     let is_empty = joined.serve(stop).await?;
     if args.show.json {
-        outln!("{}", json!({"event": "left", "member": member, "empty": is_empty}));
+        out!("{}", json!({"event": "left", "member": member, "empty": is_empty}));
     } else if !args.show.quiet {
         match is_empty {
             true => eprintln!("left     all slots are with other members"),

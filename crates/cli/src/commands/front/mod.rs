@@ -74,7 +74,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
             "version": version,
             "clients_max": clients_max,
         });
-        outln!("{line}");
+        out!("{line}");
     } else if !args.show.quiet {
         eprintln!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
         if let Some(to) = to {

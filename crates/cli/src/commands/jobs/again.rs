@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use whimbrel_control::store::{Kind, Status};
 use whimbrel_flow::copy::Existing;
+use whimbrel_terminal::plain::quoted;
 
 /// What goes on with a copy, a verification or a sync, as arguments for whimbrel. `None` for one that cannot
 /// go on.
@@ -55,6 +56,11 @@ pub fn arguments(kind: Kind, described: &Value) -> Option<Vec<String>> {
     Some(words)
 }
 
+/// As [`arguments`], of what is written in the journal.
+pub fn of_description(kind: Kind, description: &str) -> Option<Vec<String>> {
+    arguments(kind, &serde_json::from_str(description).ok()?)
+}
+
 /// What goes on with an interrupted job, as a shell takes it. `None` for one that cannot go on.
 pub fn command(status: &Status, folder: Option<&Path>) -> Option<String> {
     let mut words = match status.kind {
@@ -67,15 +73,6 @@ pub fn command(status: &Status, folder: Option<&Path>) -> Option<String> {
     }
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     Some(format!("whimbrel {}", words.join(" ")))
-}
-
-/// As a shell takes it for one word.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=@%+".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ mod report;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
@@ -114,48 +114,19 @@ fn goes_on_by_itself(entry: &Entry, folder: Option<&Path>) -> Error {
 
 fn print(as_json: bool, event: &str, text: &str) {
     if as_json {
-        outln!("{}", json!({"event": event, "text": text}));
+        out!("{}", json!({"event": event, "text": text}));
     } else {
-        outln!("{text}");
+        out!("{text}");
     }
-}
-
-/// What a person calls the state of a job: a phase alone does not say that nobody runs it.
-fn state_in_words(seen: &Seen) -> String {
-    let status = &seen.entry.status;
-    let state = match (seen.entry.state(), seen.answers) {
-        ("ended", _) => return status.phase.clone(),
-        (_, false) => "does not answer",
-        (_, true) if status.rates.paused => "paused",
-        (state, true) => state,
-    };
-    let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
-    match status.phase.is_empty() {
-        true => format!("{state}{ordered}"),
-        false => format!("{state}: {}{ordered}", status.phase),
-    }
-}
-
-fn as_object(seen: &Seen, folder: Option<&Path>) -> Value {
-    let entry = &seen.entry;
-    let mut line = json!(entry);
-    let again = entry.is_interrupted().then(|| again::command(&entry.status, folder));
-    line["name"] = json!(entry.status.id);
-    line["state"] = json!(entry.state());
-    line["answers"] = json!(seen.answers);
-    line["percent"] = json!(entry.status.percent());
-    line["ended_s"] = json!(entry.status.ended.then_some(entry.status.updated_s));
-    line["again"] = json!(again.flatten());
-    line
 }
 
 fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
     if as_json {
-        jobs.iter().for_each(|seen| outln!("{}", as_object(seen, folder)));
+        jobs.iter().for_each(|seen| out!("{}", seen.as_object(again::command(&seen.entry.status, folder))));
         return;
     }
     if jobs.is_empty() {
-        outln!("no jobs are written down here");
+        out!("no jobs are written down here");
         return;
     }
     let head = [
@@ -174,23 +145,23 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
     for seen in jobs {
         let status = &seen.entry.status;
         let slots = match status.kind {
-            Kind::Move => format!("{} of {}", slots_in(&status.moved), slots_in(&status.slots)),
+            Kind::Move => format!("{} of {}", status.slots_moved(), status.slots_planned()),
             _ => String::new(),
         };
         table.row(vec![
             status.id.clone(),
             status.kind.word().to_owned(),
-            state_in_words(seen),
+            seen.state_in_words(),
             status.percent().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
             status.between(),
             slots,
             format_time(status.created_s),
-            ended(status).unwrap_or_default(),
+            status.ended_at().unwrap_or_default(),
             status.cluster.clone(),
             status.method.clone(),
         ]);
     }
-    table.lines(Screen::of_stdout()).iter().for_each(|line| outln!("{line}"));
+    table.lines(Screen::of_stdout()).iter().for_each(|line| out!("{line}"));
     for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| entry.is_interrupted()) {
         print_resume(entry, folder);
     }
@@ -200,68 +171,59 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
 fn print_resume(entry: &Entry, folder: Option<&Path>) {
     let id = &entry.status.id;
     match again::command(&entry.status, folder) {
-        Some(command) if entry.status.kind == Kind::Move => outln!("{id} goes on with: {command}"),
-        Some(command) => outln!("{id} goes on with: {command}, and what it needs to connect"),
-        None => outln!("{id} cannot go on: start it again"),
+        Some(command) if entry.status.kind == Kind::Move => out!("{id} goes on with: {command}"),
+        Some(command) => out!("{id} goes on with: {command}, and what it needs to connect"),
+        None => out!("{id} cannot go on: start it again"),
     }
-}
-
-/// When a job has ended.
-fn ended(status: &Status) -> Option<String> {
-    status.ended.then(|| format_time(status.updated_s))
-}
-
-fn slots_in(ranges: &str) -> usize {
-    ranges.parse::<whimbrel_core::slot::SlotSet>().map_or(0, |slots| slots.len())
 }
 
 fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
     if as_json {
-        outln!("{}", as_object(seen, folder));
+        out!("{}", seen.as_object(again::command(&seen.entry.status, folder)));
         return;
     }
     let status = &seen.entry.status;
-    outln!("job      {}", status.id);
-    outln!("kind     {}", status.kind.word());
-    outln!("state    {}", state_in_words(seen));
+    out!("job      {}", status.id);
+    out!("kind     {}", status.kind.word());
+    out!("state    {}", seen.state_in_words());
     if !status.message.is_empty() {
-        outln!("         {}", status.message);
+        out!("         {}", status.message);
     }
-    outln!("started  {}", format_time(status.created_s));
-    if let Some(ended) = ended(status) {
-        outln!("ended    {ended}");
+    out!("started  {}", format_time(status.created_s));
+    if let Some(ended) = status.ended_at() {
+        out!("ended    {ended}");
     }
     if let Some(listen) = &status.listen {
-        outln!("listens  {listen}");
+        out!("listens  {listen}");
     }
     if status.kind == Kind::Move {
-        outln!("method   {}", status.method);
-        outln!("cluster  {}", status.cluster);
+        out!("method   {}", status.method);
+        out!("cluster  {}", status.cluster);
     }
-    outln!("source   {}", status.source);
-    outln!("target   {}", status.target);
+    out!("source   {}", status.source);
+    out!("target   {}", status.target);
     if status.kind == Kind::Move {
-        outln!("slots    {}", status.slots);
-        outln!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
+        out!("slots    {}", status.slots);
+        out!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
     }
     if let Some(percent) = status.percent() {
         let (done, all) = (format_count(status.keys_moved), format_count_of(status.keys, "key"));
         let what = if status.kind == Kind::Verify { "compared" } else { "at the target" };
-        outln!("keys     {done} of {all} are {what}: {percent} %");
+        out!("keys     {done} of {all} are {what}: {percent} %");
     }
     if status.rates != RatesNow::default() {
-        outln!("rates    {}", status.rates);
+        out!("rates    {}", status.rates);
     }
     if let Some(when) = &status.scheduled {
-        outln!("cutover  ordered {when}");
-        outln!("         whimbrel cutover {} --withdraw takes that back", status.id);
+        out!("cutover  ordered {when}");
+        out!("         whimbrel cutover {} --withdraw takes that back", status.id);
     }
     if seen.entry.is_interrupted() {
         match again::command(status, folder) {
-            Some(command) => outln!("go on with: {command}"),
-            None => outln!("it cannot go on: start it again"),
+            Some(command) => out!("go on with: {command}"),
+            None => out!("it cannot go on: start it again"),
         }
-        outln!("or undo it: whimbrel jobs cancel {}", status.id);
+        out!("or undo it: whimbrel jobs cancel {}", status.id);
     }
 }
 
@@ -290,11 +252,11 @@ async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> R
     // A front has no rates.
     let now = serde_json::from_value::<RatesNow>(answer).unwrap_or_default();
     if as_json {
-        outln!("{}", json!({"event": event, "job": id, "rates": now}));
+        out!("{}", json!({"event": event, "job": id, "rates": now}));
     } else if event == "set" {
-        outln!("job {id}: {now}");
+        out!("job {id}: {now}");
     } else {
-        outln!("job {id} is {event}");
+        out!("job {id} is {event}");
     }
     Ok(Exit::Success)
 }

@@ -38,8 +38,8 @@ pub async fn events(
         let seen = last.as_ref().and_then(|last| events.iter().rposition(|event| event == last));
         for event in &events[seen.map_or(0, |seen| seen + 1)..] {
             match as_json {
-                true => outln!("{}", json!(event)),
-                false => outln!("{}  {}", format_time(event.at_s), event.what),
+                true => out!("{}", json!(event)),
+                false => out!("{}  {}", format_time(event.at_s), event.what),
             }
         }
         last = events.pop();
@@ -57,10 +57,7 @@ pub fn report(jobs: &Jobs, status: &Status, html: Option<&Path>) -> Result<()> {
     let document = reports::document(&jobs.store, status, env!("CARGO_PKG_VERSION"));
     match html {
         None => {
-            outln!(
-                "{}",
-                serde_json::to_string_pretty(&document).map_err(|e| Error::own("write a report", e))?
-            )
+            out!("{}", serde_json::to_string_pretty(&document).map_err(|e| Error::own("write a report", e))?)
         }
         Some(file) => std::fs::write(file, page_of(&document))
             .map_err(|e| Error::own(format!("write {}", file.display()), e))?,
@@ -82,10 +79,10 @@ pub fn check(file: &Path, as_json: bool) -> Result<Exit> {
     let is_intact = reports::is_intact(&document) && (!is_page || page_of(&document) == text);
     match (is_intact, as_json) {
         (_, true) => {
-            outln!("{}", json!({"event": "checked", "intact": is_intact, "digest": document["digest"]}))
+            out!("{}", json!({"event": "checked", "intact": is_intact, "digest": document["digest"]}))
         }
-        (true, false) => outln!("{} is as it was made", file.display()),
-        (false, false) => outln!("{} was changed after it was made", file.display()),
+        (true, false) => out!("{} is as it was made", file.display()),
+        (false, false) => out!("{} was changed after it was made", file.display()),
     }
     Ok(if is_intact { Exit::Success } else { Exit::Different })
 }

@@ -80,7 +80,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 })
             })
             .collect();
-        outln!(
+        out!(
             "{}",
             json!({
                 "event": "plan", "dry_run": moving.dry_run, "moves": moves, "method": plan.method.name(),

@@ -27,7 +27,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
     let slots: usize = reports.iter().map(|r| r.slots_handed_over.len()).sum();
     let verified = reports.iter().all(|r| r.verified || r.slots_handed_over.is_empty()) && slots > 0;
     if show.json {
-        outln!(
+        out!(
             "{}",
             json!({
                 "event": "report", "duration_ms": duration_ms, "slots": slots, "keys": sum(|r| r.keys),
@@ -50,7 +50,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             Ending::Suspended => "SUSPENDED",
             Ending::NotStarted => "not started",
         };
-        outln!(
+        out!(
             "{} -> {}  {words}, {} of {} slots in {}",
             report.source.short(),
             report.target.short(),
@@ -59,24 +59,24 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             format_duration_ms(report.duration_ms)
         );
         if let Some(reason) = &report.reason {
-            outln!("         {reason}");
+            out!("         {reason}");
         }
         if !report.slots_left_as_is.is_empty() {
             let left = &report.slots_left_as_is;
-            outln!(
+            out!(
                 "         slots {left} are left as they are: `whimbrel repair` says what is to be done about \
                     them"
             );
         }
         if report.ending == Ending::Suspended {
-            outln!("         go on with: whimbrel jobs resume {}", report.id);
+            out!("         go on with: whimbrel jobs resume {}", report.id);
         }
         for notice in &report.notices {
-            outln!("note     {notice}");
+            out!("note     {notice}");
         }
     }
     if reports.iter().all(|r| r.method == "external") {
-        outln!(
+        out!(
             "moved    {} in {}, {} and {} transferred, {} of the keys again because they were written \
                 meanwhile",
             format_count_of(slots as u64, "slot"),
@@ -87,10 +87,10 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
         );
     } else {
         // The servers do not tell what they have moved.
-        outln!("moved    {} in {}", format_count_of(slots as u64, "slot"), format_duration_ms(duration_ms));
+        out!("moved    {} in {}", format_count_of(slots as u64, "slot"), format_duration_ms(duration_ms));
     }
     if reports.iter().any(|r| r.method == "external") {
-        outln!(
+        out!(
             "writes   paused {}, {} together, {} at most{}",
             format_count_of(sum(|r| r.pauses.count), "time"),
             format_duration_ms(sum(|r| r.pauses.total_ms)),
@@ -102,7 +102,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
         );
     }
     print_canary(seen);
-    outln!(
+    out!(
         "verified {}",
         match verified {
             true => "yes: source and target were compared before each handover",
@@ -114,7 +114,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
 
 /// What our own client met with while slots moved.
 pub fn print_canary(seen: &CanaryReport) {
-    outln!(
+    out!(
         "clients  ours asked {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at \
             most",
         format_count_of(seen.requests, "time"),

@@ -149,16 +149,16 @@ async fn report(
             "slots_handed_over": there.to_string(), "ending": ending, "reason": job.message,
         }));
         if !show.json {
-            outln!("{}  {words}, {} of {} slots", job.between(), there.len(), planned.slots.len());
+            out!("{}  {words}, {} of {} slots", job.between(), there.len(), planned.slots.len());
             if !job.message.is_empty() {
-                outln!("         {}", job.message);
+                out!("         {}", job.message);
             }
         }
     }
     let duration_ms = elapsed_ms(started);
     let server = daemon.address();
     if show.json {
-        outln!(
+        out!(
             "{}",
             json!({
                 "event": "report", "server": server, "duration_ms": duration_ms, "slots": moved,
@@ -168,7 +168,7 @@ async fn report(
         );
         return Ok(exit);
     }
-    outln!(
+    out!(
         "moved    {} in {} by the daemon at {server}",
         format_count_of(moved as u64, "slot"),
         format_duration_ms(duration_ms)

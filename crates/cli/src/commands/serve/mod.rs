@@ -200,7 +200,7 @@ struct Voice {
 impl Voice {
     fn print(self, text: &str, json: &serde_json::Value) {
         if self.as_json {
-            outln!("{json}");
+            out!("{json}");
         } else {
             eprintln!("{text}");
         }

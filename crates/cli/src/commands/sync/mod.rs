@@ -6,11 +6,12 @@ use std::sync::Arc;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::cutovers;
 use whimbrel_control::fronts::LocalFronts;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{CUT_OVER, Kind, Store};
-use whimbrel_control::syncing::{Current, Running, nothing_heard};
+use whimbrel_control::syncing::{Current, Running, failed_hooks, lag_in_words, nothing_heard};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
@@ -28,12 +29,11 @@ use whimbrel_flow::sync::{
 use crate::commands::copy as copy_command;
 use crate::commands::exposing::expose;
 use crate::commands::jobs::again;
-use crate::commands::losses;
+use crate::commands::losses::{self, Overwriting};
 use crate::commands::words;
 use crate::exit::Exit;
 use crate::settings::args::{FeedChoice, SyncArgs};
 use crate::settings::endpoints::psync_names;
-use crate::ui::confirm::confirm;
 use crate::ui::display::{eta, paused};
 use whimbrel_control::private::state_dir;
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
@@ -84,27 +84,24 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     if !args.show.quiet {
         show_plan(args, &name, &plan);
     }
-    let loses = args.mirror && !resumes && copy_command::holds_keys(&plan);
+    let loses = args.mirror && !resumes && plan.holds_keys();
+    let become_what = "replaced, or removed where the source has no such key";
+    let (plan, show) = (&plan, &args.show);
+    let losses = Overwriting { source: &source, target: &target, plan, options: &options, become_what, show };
     if args.dry_run {
         if loses {
-            let lost = whimbrel_flow::losses::count(&source, &target, (&options, true), stop).await?;
-            losses::show(lost, &args.show);
+            losses.show(stop).await?;
         }
         return rehearse(args, &source, stop).await;
     }
-    if loses {
-        let question =
-            losses::question(&target, &plan, "replaced, or removed where the source has no such key");
-        let decision = confirm(&question, args.ask.yes, false, args.show.json, stop).await?;
-        if let Some(exit) = decision.end(Exit::Success) {
-            return Ok(exit);
-        }
+    if loses && let Some(exit) = losses.ask(args.ask.yes, stop).await? {
+        return Ok(exit);
     }
     let current = Arc::new(Current::default());
     // Its tasks end with this function.
     let _exposing = expose(args.http, current.clone(), stop, |text, json| {
         if args.show.json {
-            outln!("{json}");
+            out!("{json}");
         } else if !args.show.quiet {
             eprintln!("{text}");
         }
@@ -112,13 +109,10 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     .await?;
     let journal = Journal::open(&folder, &name, &description, resumes)?;
     let status = Arc::new(SyncStatus::default());
-    if !args.functions && plan.functions_left > 0 {
-        status.copy.notice(format!(
-            "the source has {} function libraries that are not copied; --functions copies them",
-            plan.functions_left
-        ));
+    if let Some(words) = losses::functions_left(plan).filter(|_| !args.functions) {
+        status.copy.notice(words);
     }
-    let mut options = SyncOptions {
+    let options = SyncOptions {
         copy: options,
         feed: feed_options(args),
         replication_only: args.feed == FeedChoice::Replication,
@@ -132,18 +126,33 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         hooks: None,
     };
     *again = Some(copy_command::AGAIN.to_owned());
-    let goes_on = |description: &str| {
-        serde_json::from_str(description).ok().and_then(|d| again::arguments(Kind::Sync, &d))
-    };
     let place = SyncRecord {
         folder: &folder,
         name: &name,
-        again: (copy_command::AGAIN, goes_on(&description)),
+        again: (copy_command::AGAIN, again::of_description(Kind::Sync, &description)),
         is_resumed: resumes,
         current: &current,
     };
     let sides = (source, target);
-    let (mut report, mut back) = attended(args, place, sides, options.clone(), status, journal, stop).await?;
+    let done = attended(args, place, sides, options.clone(), status, journal, stop).await?;
+    let report = there_and_back(args, done, options, (&*folder, &*current), again, stop).await?;
+    let is_partial = report.counts.failed > 0 || report.evicted > 0 || failed_hooks(&report).next().is_some();
+    Ok(match report.cutover.is_some() || report.caught_up {
+        true if is_partial => Exit::Partial,
+        true => Exit::Success,
+        false => Exit::Stopped,
+    })
+}
+
+/// Follows the way back for as long as each cutover asks for one, and returns how the last of them ended.
+async fn there_and_back(
+    args: &SyncArgs,
+    (mut report, mut back): (SyncReport, Option<Back>),
+    mut options: SyncOptions,
+    (folder, current): (&Path, &Current),
+    again: &mut Option<String>,
+    stop: &CancellationToken,
+) -> Result<SyncReport> {
     let mut direction = Direction::Forth;
     while let Some(from) = back.take() {
         direction = direction.turned();
@@ -155,34 +164,29 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         options.copy.job = job_of(&description);
         (options.sweep_first, options.once) = (false, false);
         let name = format!("sync-{}", options.copy.job);
-        options.fence_file = FenceNote::file_of(&folder, &name);
+        options.fence_file = FenceNote::file_of(folder, &name);
         let turned = direction.again(&source, &target);
         *again = Some(turned.clone());
         if !args.show.quiet {
             print_back(args, &name, (&source, &target), &turned);
         }
         let place = SyncRecord {
-            folder: &folder,
+            folder,
             name: &name,
-            again: (&turned, goes_on(&description)),
+            again: (&turned, again::of_description(Kind::Sync, &description)),
             is_resumed: false,
-            current: &current,
+            current,
         };
         let status = Arc::new(SyncStatus::default());
         // The cutover is done: a full disk must not cost the way back.
         let state = SyncState::leading_back(&from);
-        let journal = Journal::begin(&folder, &name, &description, state, &status.copy.disk).await?;
+        let journal = Journal::begin(folder, &name, &description, state, &status.copy.disk).await?;
         let sides = (source, target);
         let done = attended(args, place, sides, options.clone(), status, journal, stop).await?;
         drop(from);
         (report, back) = done;
     }
-    let is_partial = report.counts.failed > 0 || report.evicted > 0 || failed_hooks(&report).next().is_some();
-    Ok(match report.cutover.is_some() || report.caught_up {
-        true if is_partial => Exit::Partial,
-        true => Exit::Success,
-        false => Exit::Stopped,
-    })
+    Ok(report)
 }
 
 /// Both sides, as they were named.
@@ -232,7 +236,7 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
     let Some(feeds) = stop.run_until_cancelled(feeds).await else { return Ok(Exit::Stopped) };
     for (address, kind) in feeds? {
         if args.show.json {
-            outln!("{}", json!({"event": "feed", "primary": address.to_string(), "feed": kind.to_string()}));
+            out!("{}", json!({"event": "feed", "primary": address.to_string(), "feed": kind.to_string()}));
         } else if !args.show.quiet {
             eprintln!("feed     {address}: {kind}");
         }
@@ -367,7 +371,7 @@ impl Direction {
 fn print_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deployment), again: &str) {
     let (from, to) = (&source.endpoint.address, &target.endpoint.address);
     if args.show.json {
-        outln!(
+        out!(
             "{}",
             json!({"event": "back", "name": name, "source": from.to_string(), "target": to.to_string()})
         );
@@ -404,7 +408,7 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 
 fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     if args.show.json {
-        outln!(
+        out!(
             "{}",
             json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror,
                 "plan": plan})
@@ -470,7 +474,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
         ]),
         SyncPhase::Following => row.extend([
             cell(0, "following"),
-            cell(2, format!("lag {}", lag(shown))),
+            cell(2, format!("lag {}", lag_in_words(shown))),
             rate(),
             cell(4, format!("{} written", format_count_of(c.written, "key"))),
             cell(5, format_bytes(c.bytes_written)),
@@ -482,7 +486,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
         SyncPhase::CuttingOver => {
             row.push(cell(0, "cutting over"));
             if let Some(external) = &shown.external {
-                row.push(cell(0, words::waiting(external)));
+                row.push(cell(0, cutovers::waiting(external)));
             }
         }
         SyncPhase::CutOver => row.push(cell(0, "cut over")),
@@ -504,25 +508,9 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
     row
 }
 
-/// The longest lag, and the sum in bytes: unknown where that of one primary is.
-fn lag(shown: &SyncShown) -> String {
-    let lags: Option<Vec<(u64, u64)>> =
-        shown.sources.iter().map(|s| Some((s.lag_ms?, s.lag_bytes?))).collect();
-    let Some(lags) = lags else { return "unknown".to_owned() };
-    let ms = lags.iter().map(|(ms, _)| *ms).max().unwrap_or(0);
-    let bytes = format_bytes(lags.iter().map(|(_, bytes)| bytes).sum());
-    if ms < 10_000 { format!("{ms} ms, {bytes}") } else { format!("{}, {bytes}", format_duration_ms(ms)) }
-}
-
-/// Hooks of the cutover that failed: their events, and how.
-fn failed_hooks(report: &SyncReport) -> impl Iterator<Item = (&str, &str)> {
-    let hooks = report.cutover.iter().flat_map(|cutover| &cutover.hooks);
-    hooks.filter_map(|hook| Some((&*hook.event, hook.failure.as_deref()?)))
-}
-
 fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
     if args.show.json {
-        outln!("{}", json!({"event": "report", "report": report}));
+        out!("{}", json!({"event": "report", "report": report}));
         return;
     }
     let c = &report.counts;
@@ -531,7 +519,7 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
         report.notices.iter().for_each(|notice| eprintln!("note     {notice}"));
     }
     copy_command::show_failures(&report.failures);
-    outln!(
+    out!(
         "{} {} written, {} in {}, {} removed{}{}",
         match (report.cutover.is_some(), report.caught_up) {
             (true, _) => "cut over",
@@ -549,20 +537,20 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
         },
     );
     match &report.cutover {
-        Some(cutover) if cutover.external.is_some() => outln!(
+        Some(cutover) if cutover.external.is_some() => out!(
             "writers  quiet for {} when the target took over; {} keys transferred meanwhile, {} compared in \
                 full",
             format_duration_ms(cutover.pause_ms),
             format_count(cutover.drained),
             format_count(cutover.compared)
         ),
-        Some(cutover) if cutover.front.is_some() => outln!(
+        Some(cutover) if cutover.front.is_some() => out!(
             "clients  held for {} ms by the front; {} transferred meanwhile, {} compared in full",
             cutover.pause_ms,
             format_count_of(cutover.drained, "key"),
             format_count(cutover.compared)
         ),
-        Some(cutover) => outln!(
+        Some(cutover) => out!(
             "writes   paused for {} ms; {} transferred meanwhile, {} compared in full",
             cutover.pause_ms,
             format_count_of(cutover.drained, "key"),
@@ -573,13 +561,10 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
                 true => "what was touched before has been transferred",
                 false => "the snapshot is not complete",
             };
-            outln!(
-                "         {what}{}",
-                again.map(|a| format!("; {a} goes on from here")).unwrap_or_default()
-            );
+            out!("         {what}{}", again.map(|a| format!("; {a} goes on from here")).unwrap_or_default());
         }
     }
     for (event, failure) in failed_hooks(report) {
-        outln!("HOOK     {}", words::failed_hook(event, failure));
+        out!("HOOK     {}", words::failed_hook(event, failure));
     }
 }

@@ -240,9 +240,8 @@ pub(super) fn plant(key: &'static str, commands: &[&str], finds: DifferenceKind)
     Plant { key, commands: commands.iter().map(|c| words(c)).collect(), finds }
 }
 
-/// For each planted difference the data that both sides have before.
-pub(super) fn plants(field_ttl: bool) -> (Vec<Command>, Vec<Plant>) {
-    use DifferenceKind::*;
+/// What both sides have before differences are planted.
+fn base() -> Vec<Command> {
     let mut base: Vec<Command> = [
         "SET missing v",
         "SET type v",
@@ -305,10 +304,16 @@ pub(super) fn plants(field_ttl: bool) -> (Vec<Command>, Vec<Plant>) {
     ] {
         base.extend(stream(key));
     }
+    base
+}
+
+/// Differences, each in a key of its own.
+fn planted() -> Vec<Plant> {
+    use DifferenceKind::*;
     let mut fields = stream("entry-fields");
     fields[1] = words("XADD entry-fields 1-2 f s3cr3tX");
     fields.insert(0, words("DEL entry-fields"));
-    let mut plants = vec![
+    vec![
         plant("missing", &["DEL missing"], Missing),
         plant("extra", &["SET extra v"], Extra),
         plant("whimbrel:staging:{x}:1", &["SET whimbrel:staging:{x}:1 v"], Extra),
@@ -366,7 +371,13 @@ pub(super) fn plants(field_ttl: bool) -> (Vec<Command>, Vec<Plant>) {
             commands: vec![bytes(&[b"SET", b"\xff\x00binary", b"x"])],
             finds: Value,
         },
-    ];
+    ]
+}
+
+/// For each planted difference the data that both sides have before.
+pub(super) fn plants(field_ttl: bool) -> (Vec<Command>, Vec<Plant>) {
+    use DifferenceKind::FieldTtl;
+    let (mut base, mut plants) = (base(), planted());
     if field_ttl {
         let base_ttl = format!("HPEXPIREAT {{}} {FAR_MS} FIELDS 1 f");
         for key in ["field-ttl-off", "field-ttl-gone", "field-ttl-extra"] {
