@@ -19,6 +19,9 @@ pub struct TransferOptions {
     pub rate_keys: Option<u64>,
     /// Bytes per second, at most.
     pub rate_bytes: Option<u64>,
+    /// How long a node may take for an answer before keys are moved slower, in milliseconds.
+    #[serde(default)]
+    pub max_latency_ms: Option<u64>,
 }
 
 impl Default for TransferOptions {
@@ -31,6 +34,7 @@ impl Default for TransferOptions {
             touched_bytes: 256 << 20,
             rate_keys: None,
             rate_bytes: None,
+            max_latency_ms: None,
         }
     }
 }

@@ -20,6 +20,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::native::NativePhase;
 use whimbrel_flow::budget::{RateChange, Rates};
+use whimbrel_flow::latency;
 
 use crate::clock::now_s;
 use crate::job::{self, Record, View};
@@ -155,8 +156,8 @@ impl Ready {
         *journal.latest().lock() = task.status();
         let view: Arc<View> = Arc::default();
         if let Task::External(record) = &task {
-            let TransferOptions { rate_keys, rate_bytes, .. } = record.transfer;
-            view.progress.rates.change(RateChange { keys: rate_keys, bytes: rate_bytes });
+            let TransferOptions { rate_keys: keys, rate_bytes: bytes, max_latency_ms, .. } = record.transfer;
+            view.progress.rates.change(RateChange { keys, bytes, max_latency_ms });
         }
         let asked = Asked::begin(&journal)?;
         if matches!(task, Task::External(_)) {
@@ -450,6 +451,7 @@ async fn go_on(
     cancel: &CancellationToken,
 ) -> Result<JobReport> {
     let fell_back = record.fell_back.clone();
+    let _watching = latency::watch(&view.progress.rates, vec![deployment.clone()]);
     let report = job::run(record, journal, deployment.clone(), view, cancel.clone()).await?;
     let notice = fell_back.iter().map(|why| format!("the servers' own migration was left: {why}"));
     let notices = notice.chain(report.notices).collect();

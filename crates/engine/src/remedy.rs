@@ -123,7 +123,7 @@ impl fmt::Display for Remedy {
                 "upgrade the servers to 6.2 or later, or use the legacy method"
             }
             Remedy::LeaveOutPsyncName => {
-                "do not name the source's PSYNC: changes are learnt of by tracking then"
+                "do not name the source's PSYNC: changes are then followed by tracking"
             }
             Remedy::NamePasswordTtl => "say for how long a password is valid",
             Remedy::NamePassword => "name the password",

@@ -1,14 +1,18 @@
 //! What may be in flight at once, and how fast.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, timeout_at};
-use whimbrel_core::units::{format_bytes, format_count_of};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use whimbrel_core::units::{
+    ParseUnitError, format_bytes, format_count_of, parse_bytes, parse_count, parse_duration,
+};
 
 /// Granularity of the memory budget.
 const UNIT_BYTES: u64 = 1 << 10;
@@ -117,9 +121,26 @@ pub struct Rates(Arc<Shared>);
 struct Shared {
     keys: Mutex<Bucket>,
     bytes: Mutex<Bucket>,
+    /// What slow servers leave of the keys; see [`crate::latency`].
+    slowed: Mutex<Slowed>,
+    /// Keys that were let pass.
+    taken: AtomicU64,
     /// Changes with everything that is steered, so that who waits looks again.
     is_paused: watch::Sender<bool>,
 }
+
+/// How far a job is slowed down for the sake of its servers' clients.
+#[derive(Debug)]
+struct Slowed {
+    /// How long a server may take for an answer, in milliseconds.
+    max_latency_ms: Option<u64>,
+    keys: Bucket,
+    /// What the slowest server took just now, in milliseconds.
+    latency_ms: f64,
+}
+
+/// How long a batch waits for slow servers at most: the rate may be higher again long before.
+const SLOWED_MAX: Duration = Duration::from_secs(5);
 
 /// What is changed of the rates; what is `None` stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -128,6 +149,44 @@ pub struct RateChange {
     pub keys: Option<u64>,
     /// Bytes of values per second, at most; 0 for as many as there are.
     pub bytes: Option<u64>,
+    /// How long a server may take for an answer before keys are moved slower, in milliseconds; 0 for as long
+    /// as it likes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_latency_ms: Option<u64>,
+}
+
+impl RateChange {
+    /// This one, and what `later` names.
+    pub fn and(self, later: RateChange) -> RateChange {
+        RateChange {
+            keys: later.keys.or(self.keys),
+            bytes: later.bytes.or(self.bytes),
+            max_latency_ms: later.max_latency_ms.or(self.max_latency_ms),
+        }
+    }
+}
+
+/// As people write one of them: `rate-keys=1000`, `rate-bytes=10MiB`, `max-latency=5ms`, each with `none` for
+/// no bound.
+impl FromStr for RateChange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RateChange, String> {
+        const FORMS: &str = "write rate-keys=N, rate-bytes=BYTES or max-latency=TIME, or none for no bound";
+        let (name, value) = text.split_once('=').ok_or(FORMS)?;
+        let number = |parsed: Result<u64, ParseUnitError>| match value {
+            "none" => Ok(Some(0)),
+            _ => parsed.map(Some).map_err(|e| e.to_string()),
+        };
+        let millis = |value: &str| parse_duration(value).map(|time| time.as_millis() as u64);
+        let none = RateChange::default();
+        match name {
+            "rate-keys" => Ok(RateChange { keys: number(parse_count(value))?, ..none }),
+            "rate-bytes" => Ok(RateChange { bytes: number(parse_bytes(value))?, ..none }),
+            "max-latency" => Ok(RateChange { max_latency_ms: number(millis(value))?, ..none }),
+            other => Err(format!("{other} cannot be changed while a job runs; {FORMS}")),
+        }
+    }
 }
 
 /// How rates are at a moment.
@@ -139,6 +198,9 @@ pub struct RatesNow {
     /// Bytes of values per second, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
+    /// How long a server may take for an answer before keys are moved slower, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_latency_ms: Option<u64>,
     /// Whether no keys move until somebody says so.
     #[serde(default)]
     pub paused: bool,
@@ -149,7 +211,8 @@ impl fmt::Display for RatesNow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys = self.rate_keys.map(|rate| format!("{} a second", format_count_of(rate, "key")));
         let bytes = self.rate_bytes.map(|rate| format!("{} a second", format_bytes(rate)));
-        let bounds: Vec<String> = keys.into_iter().chain(bytes).collect();
+        let latency = self.max_latency_ms.map(|ms| format!("slower where a server takes over {ms} ms"));
+        let bounds: Vec<String> = keys.into_iter().chain(bytes).chain(latency).collect();
         let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
         write!(f, "{bounds}{}", if self.paused { "; paused" } else { "" })
     }
@@ -165,12 +228,54 @@ impl Rates {
     /// This many keys and bytes of values a second, at most; 0 is no bound.
     pub fn new(keys: Option<u64>, bytes: Option<u64>) -> Rates {
         let (keys, bytes) = (Bucket::new(keys), Bucket::new(bytes));
-        Rates(Arc::new(Shared { keys, bytes, is_paused: watch::Sender::new(false) }))
+        let unbounded = Bucket::new(None).into_inner();
+        let slowed = Mutex::new(Slowed { max_latency_ms: None, keys: unbounded, latency_ms: 0.0 });
+        let is_paused = watch::Sender::new(false);
+        Rates(Arc::new(Shared { keys, bytes, slowed, taken: AtomicU64::new(0), is_paused }))
+    }
+
+    /// Moves fewer keys a second while a server takes longer than this for an answer, in milliseconds.
+    pub fn with_max_latency(self, max_latency_ms: Option<u64>) -> Rates {
+        self.0.slowed.lock().max_latency_ms = max_latency_ms.filter(|ms| *ms > 0);
+        self
     }
 
     /// Waits until this many keys may be read.
     pub async fn take_keys(&self, n: u64) {
         self.take(&self.0.keys, n).await;
+        let start = self.0.slowed.lock().keys.take(n, Instant::now());
+        if let Some(start) = start {
+            sleep_until(start.min(Instant::now() + SLOWED_MAX)).await;
+        }
+        self.0.taken.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// How many keys were let pass so far.
+    pub(crate) fn keys_taken(&self) -> u64 {
+        self.0.taken.load(Ordering::Relaxed)
+    }
+
+    /// How many keys a second slow servers allow; `None` for as many as there are.
+    pub(crate) fn slowed_to(&self) -> Option<f64> {
+        self.0.slowed.lock().keys.per_second
+    }
+
+    /// Allows so many keys a second from now on, because a server took `latency_ms` for an answer.
+    pub(crate) fn slow_to(&self, per_second: Option<f64>, latency_ms: f64) {
+        let mut slowed = self.0.slowed.lock();
+        // What is owed at the rate of before was owed to slower servers, or to faster ones.
+        if per_second.is_none() || slowed.keys.per_second.is_none() {
+            slowed.keys = Bucket::new(None).into_inner();
+        }
+        (slowed.keys.per_second, slowed.latency_ms) = (per_second, latency_ms);
+    }
+
+    /// How far slow servers hold the job back, in words; `None` where they do not.
+    pub fn slowed_in_words(&self) -> Option<String> {
+        let slowed = self.0.slowed.lock();
+        let (rate, limit_ms) = (slowed.keys.per_second?, slowed.max_latency_ms?);
+        let keys = format_count_of(rate as u64, "key");
+        Some(format!("slowed to {keys} a second: a server took {:.1} of {limit_ms} ms", slowed.latency_ms))
     }
 
     /// Waits until this many bytes may pass.
@@ -197,6 +302,9 @@ impl Rates {
                 *bucket.lock() = Bucket::new(Some(rate)).into_inner();
             }
         }
+        if let Some(limit_ms) = change.max_latency_ms {
+            self.0.slowed.lock().max_latency_ms = Some(limit_ms).filter(|ms| *ms > 0);
+        }
         self.0.is_paused.send_modify(|_| {});
     }
 
@@ -209,7 +317,8 @@ impl Rates {
     pub fn now(&self) -> RatesNow {
         let of = |bucket: &Mutex<Bucket>| bucket.lock().per_second.map(|rate| rate as u64);
         let (rate_keys, rate_bytes) = (of(&self.0.keys), of(&self.0.bytes));
-        RatesNow { rate_keys, rate_bytes, paused: *self.0.is_paused.borrow() }
+        let max_latency_ms = self.0.slowed.lock().max_latency_ms;
+        RatesNow { rate_keys, rate_bytes, max_latency_ms, paused: *self.0.is_paused.borrow() }
     }
 }
 
@@ -272,10 +381,40 @@ mod tests {
             waits(async { (&mut waiting).await.expect("it ends") }).await,
             "the rate of before bounds nothing"
         );
-        rates.change(RateChange { keys: Some(1_000_000), bytes: None });
+        rates.change(RateChange { keys: Some(1_000_000), ..RateChange::default() });
         waiting.await.expect("it ends");
-        rates.change(RateChange { keys: Some(0), bytes: Some(7) });
-        assert_eq!(rates.now(), RatesNow { rate_keys: None, rate_bytes: Some(7), paused: false });
+        rates.change(RateChange { keys: Some(0), bytes: Some(7), max_latency_ms: Some(5) });
+        let (rate_bytes, max_latency_ms) = (Some(7), Some(5));
+        assert_eq!(rates.now(), RatesNow { rate_bytes, max_latency_ms, ..RatesNow::default() });
+    }
+
+    #[test]
+    fn changes_are_written_as_people_do() {
+        let parsed = |texts: &[&str]| {
+            let each = texts.iter().map(|text| text.parse::<RateChange>());
+            each.collect::<Result<Vec<_>, _>>()
+                .map(|all| all.into_iter().fold(RateChange::default(), RateChange::and))
+        };
+        let change = RateChange { keys: Some(1_000), bytes: Some(0), max_latency_ms: Some(5) };
+        assert_eq!(
+            parsed(&["rate-keys=7", "rate-keys=1k", "rate-bytes=none", "max-latency=5ms"]),
+            Ok(change)
+        );
+        assert!(parsed(&["lanes=4"]).is_err_and(|why| why.starts_with("lanes cannot be changed")));
+        assert!(parsed(&["max-latency"]).is_err());
+    }
+
+    #[tokio::test]
+    async fn slow_servers_leave_fewer_keys() {
+        let rates = Rates::default().with_max_latency(Some(5));
+        rates.slow_to(Some(1.0), 9.0);
+        rates.take_keys(1_000_000).await;
+        assert!(waits(rates.take_keys(1)).await);
+        let words = rates.slowed_in_words().expect("it is slowed down");
+        assert_eq!(words, "slowed to 1 key a second: a server took 9.0 of 5 ms");
+        rates.slow_to(None, 0.0);
+        rates.take_keys(1).await;
+        assert_eq!(rates.slowed_in_words(), None);
     }
 
     #[tokio::test]
@@ -283,7 +422,7 @@ mod tests {
         let rates = Rates::default();
         rates.pause(true);
         assert!(waits(rates.take_keys(1)).await);
-        rates.change(RateChange { keys: Some(5), bytes: None });
+        rates.change(RateChange { keys: Some(5), ..RateChange::default() });
         assert!(waits(rates.take_bytes(1)).await, "a change of rates ends no pause");
         rates.pause(false);
         rates.take_keys(1).await;

@@ -23,6 +23,7 @@ pub mod functions;
 pub mod journal;
 pub mod keys;
 pub mod large;
+pub mod latency;
 pub mod legacy;
 pub mod losses;
 mod pipeline;

@@ -396,9 +396,12 @@ fn nobody_waits_for_a_member_that_stands_still() {
     assert_eq!(text(&mut through, "SET k v"), "OK");
     fleet.members[owner].suspend();
     through.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    // It was sent there, so it is not known whether it was carried out.
-    let cut = redis::cmd("GET").arg("k").query::<String>(&mut through).expect_err("nobody answers");
-    assert!(!cut.is_timeout(), "it was left waiting: {cut}");
+    // It was sent there, so it is not known whether it was carried out: the connection is cut. On a busy machine
+    // the lease may have ended before it was sent. Then it is answered.
+    match redis::cmd("GET").arg("k").query::<String>(&mut through) {
+        Ok(value) => assert_eq!(value, "v"),
+        Err(cut) => assert!(!cut.is_timeout(), "it was left waiting: {cut}"),
+    }
     let mut again = fleet.members[1 - owner].connect_forwarding();
     again.set_read_timeout(Some(PATIENCE)).expect("a socket");
     assert_eq!(text(&mut again, "GET k"), "v");

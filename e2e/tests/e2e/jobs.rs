@@ -1,6 +1,8 @@
 //! `whimbrel jobs`: every kind of job is listed, and goes on, or is cancelled, whether it runs or was killed.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -296,6 +298,56 @@ fn a_verification_is_paused_set_and_resumed() {
 #[test]
 fn a_sync_is_paused_set_and_resumed() {
     is_paused_set_and_resumed("sync", &["--once"]);
+}
+
+/// Keeps a server busy until dropped: each of its clients waits for the end of a script.
+struct Busy<'a> {
+    stop: Arc<AtomicBool>,
+    keeping: Option<std::thread::JoinHandle<()>>,
+    _server: &'a Server,
+}
+
+impl Busy<'_> {
+    fn begin(server: &Server) -> Busy<'_> {
+        let stop = Arc::<AtomicBool>::default();
+        let (until, mut client) = (stop.clone(), server.connection());
+        let keeping = std::thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                let script = redis::cmd("EVAL")
+                    .arg("local n = 0 for i = 1, 5000000 do n = n + i end return 'done'")
+                    .arg(0)
+                    .query::<String>(&mut client);
+                assert!(script.is_ok(), "{script:?}");
+            }
+        });
+        Busy { stop, keeping: Some(keeping), _server: server }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.keeping.take().expect("it was begun").join().expect("it kept the server busy");
+    }
+}
+
+/// With `--max-latency` a server that is busy slows a copy down, and no longer once the limit is taken off.
+#[test]
+fn a_busy_server_slows_a_copy_down() {
+    let place = Fixture::new();
+    let busy = Busy::begin(&place.source);
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let limits = ["--rate-keys", "500", "--max-latency", "10ms", "--report", "1"];
+    let args = [&["copy", &from, &to, "--state-dir", place.state()], &limits[..]].concat();
+    let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+    assert!(running.wait_for_text("slowed to", PATIENCE), "{}{}", running.stdout(), running.stderr());
+    drop(busy);
+    let job = place.open_job();
+    assert_eq!(job["max_latency_ms"], 10, "{job:#}");
+    let set = place.jobs(&["set", name_of(&job), "rate-keys=none", "max-latency=none"]).expect_code(0);
+    assert!(set.stdout.contains("no rate is set"), "{}", set.stdout);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
 }
 
 /// The only job, once its snapshot has begun.

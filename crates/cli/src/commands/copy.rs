@@ -71,7 +71,7 @@ pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_fo
         memory_bytes: limits.memory,
         big_key_bytes: limits.big_key,
         chunk_bytes: CHUNK_BYTES,
-        rates: Rates::new(limits.rate_keys, limits.rate_bytes),
+        rates: Rates::new(limits.rate_keys, limits.rate_bytes).with_max_latency(limits.max_latency),
         scan_count: limits.scan_count,
         lanes: limits.lanes,
         shards_at_once: limits.shards,

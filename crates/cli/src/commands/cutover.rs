@@ -362,7 +362,7 @@ fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, 
         let who = last(external);
         let who = if who.is_empty() { "; nobody has written for a second" } else { who.as_str() };
         out!("writers  you stop them when the cutover says so{who}");
-        out!("dry run: nobody was held, and nothing was changed");
+        out!("dry run: no client was paused, and nothing was changed");
         return exit;
     }
     let waited = external["waited_ms"].as_u64().unwrap_or(0);
@@ -398,7 +398,7 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, exi
         ),
     }
     if args.dry_run {
-        out!("dry run: nobody was held, and nothing was changed");
+        out!("dry run: no client was paused, and nothing was changed");
         return exit;
     }
     if !front["late"].is_null() {

@@ -59,7 +59,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         differences_max: args.list,
         from_replica: args.from_replicas,
         check_extra: !args.ignore_extra,
-        rates: Rates::new(args.rate_keys, None),
+        rates: Rates::new(args.rate_keys, None).with_max_latency(args.max_latency),
         ..VerifyOptions::default()
     };
     let journal = open_journal(args, &options, &source, &target)?;

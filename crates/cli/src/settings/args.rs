@@ -26,8 +26,8 @@ pub use self::copy::{CopyArgs, Depth, VerifyArgs};
 pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand, JoinArgs};
 pub use self::moves::{
-    Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RateSetting,
-    RebalanceArgs, ReshardArgs, ServeArgs, VerifyChoice,
+    Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
+    ReshardArgs, ServeArgs, VerifyChoice,
 };
 pub use self::shared::{Beforehand, Limits, Names, Show, Sides};
 pub use self::sync::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, UnfenceArgs, WatchArgs};

@@ -15,9 +15,10 @@ pub fn eta(left_ms: Option<u64>) -> String {
     format!("ETA {}", left_ms.map_or_else(|| "–".to_owned(), format_duration_ms))
 }
 
-/// What is shown of a job that somebody has paused.
-pub fn paused(rates: &Rates) -> Option<&'static str> {
-    rates.now().paused.then_some("PAUSED: whimbrel jobs resume has it go on")
+/// What is shown of a job that somebody has paused, or that its servers slow down.
+pub fn paused(rates: &Rates) -> Option<String> {
+    let paused = rates.now().paused.then(|| "PAUSED: whimbrel jobs resume has it go on".to_owned());
+    paused.or_else(|| rates.slowed_in_words())
 }
 
 /// Shows a copy.
@@ -40,7 +41,7 @@ pub fn of_copy(
             "disk_full_ms": progress.disk.full_ms(), "rates": rates.now(),
         });
         let mut details = copy_details(&counts, &speed, total);
-        let stops: Vec<String> = disk.into_iter().chain(paused(&rates).map(str::to_owned)).collect();
+        let stops: Vec<String> = disk.into_iter().chain(paused(&rates)).collect();
         details.extend(stops.iter().map(|words| cell(0, words.clone())));
         let stops: String = stops.iter().map(|words| format!("  {words}")).collect();
         let plain = format!("{}{stops}", copy_line(&counts, &speed, total));

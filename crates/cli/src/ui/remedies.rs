@@ -28,7 +28,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::Words(words) => &**words,
         Remedy::UseNativeMethod => "use the servers' own migration: --method native",
         Remedy::UpgradeOrUseLegacyMethod => "upgrade the servers to 6.2 or later, or use --method legacy",
-        Remedy::LeaveOutPsyncName => "leave out --source-psync: changes are learnt of by tracking then",
+        Remedy::LeaveOutPsyncName => "leave out --source-psync: changes are then followed by tracking",
         Remedy::NamePasswordTtl => "name with --password-ttl for how long a password is valid",
         Remedy::NamePassword => {
             "name it in the URL, in a file, or in the environment variable that --help tells"
@@ -106,7 +106,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
                 --state-dir"
         }
         Remedy::RehearseCutover => "cutover --dry-run measures it",
-        Remedy::NameFront => "name the address of the one you mean, as given with --listen",
+        Remedy::NameFront => "name it by the IP:PORT that it was given with --listen",
         Remedy::RunFront => "run one with whimbrel front --target, or name its folder with --state-dir",
         Remedy::ListJobs => "see `whimbrel jobs list`; another --state-dir perhaps",
         Remedy::WaitOrCancelJob => "wait for it, or cancel it with `whimbrel jobs cancel`",

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{Move, Shard, SlotCosts};
 use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_core::units::format_count_of;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::native::NativeSupport;
@@ -64,7 +65,7 @@ impl Situation {
     /// Asks every node.
     ///
     /// # Errors
-    /// Where no node answers, or a primary with slots does not.
+    /// Where no node answers.
     pub async fn find(deployment: &Deployment) -> Result<Situation> {
         let what = SurveyOptions { counts: Counted::Owned, activity: true };
         Ok(Situation::of(Survey::take_with(deployment, what).await?))
@@ -154,6 +155,25 @@ impl Situation {
             }
         }
         SlotCosts::new(|slot| cost[usize::from(slot.number())])
+    }
+
+    /// No plan leaves out a primary that owns slots and does not answer: its slots would count for nobody, and
+    /// their cluster may refuse commands meanwhile.
+    ///
+    /// # Errors
+    /// `Unfit` where there is one.
+    pub fn refuse_silence(&self) -> Result<()> {
+        let Some((_, state)) = self.survey.answering_primaries().next() else { return Ok(()) };
+        for node in &self.survey.nodes {
+            let Err(reason) = &node.answer else { continue };
+            let slots = Slot::all().filter(|slot| state.owners.of(*slot) == Some(&node.id)).count() as u64;
+            if slots > 0 {
+                let what = format!("it does not answer, and owns {}: {reason}", format_count_of(slots, "slot"));
+                return Err(Error::unfit(Side::Source, node.name().to_string(), "plan moves", what)
+                    .with_remedy("see `whimbrel status`"));
+            }
+        }
+        Ok(())
     }
 
     /// Nothing may move while something else does, or while something was left half-done.
@@ -274,6 +294,15 @@ mod tests {
         assert!(refused("h:7002").contains("does not answer"), "{}", refused("h:7002"));
         assert!(refused("0").contains("could be any of"), "{}", refused("0"));
         assert_eq!(situation.resolve("00").expect("one"), id(0));
+    }
+
+    #[test]
+    fn nothing_is_planned_around_a_primary_that_does_not_answer() {
+        let mut survey = survey();
+        assert!(Situation::of(survey.clone()).refuse_silence().is_ok());
+        survey.nodes[2].answer = Err("timeout".to_owned());
+        let refused = Situation::of(survey).refuse_silence().expect_err("it owns slots").to_string();
+        assert!(refused.contains("does not answer, and owns 5,4"), "{refused}");
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Told<'_> {
             Why::Interrupted => "a move by SETSLOT was interrupted; some keys have arrived",
             Why::ImportsItsOwn => "it imports what it owns already",
             Why::GivesAwayForeign => "it gives away what it does not own",
-            Why::ImportsUngiven => "it imports them from their owner, who does not give them away",
+            Why::ImportsUngiven => "it imports them from their owner, which does not give them away",
             Why::ImportsFromStranger => "it imports them from a node that does not own them",
             Why::Copies => "copies that an interrupted move or clean-up has left",
             Why::ForeignKeys => "keys in slots of another node",

@@ -188,7 +188,7 @@ impl Steered for LocalJob {
                 };
                 let stood = self.schedule.order(store, id, scheduled)?;
                 // Should this process die now, others see it all the same.
-                store.publish(&self.standing().await.job);
+                store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
                 Ok(stood.into())
             }
             other => steer(&self.rates, other).ok_or_else(|| {

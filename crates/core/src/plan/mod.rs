@@ -82,7 +82,7 @@ pub enum PlanError {
         node: NodeId,
     },
     /// A node has fewer slots than are to be taken from it.
-    #[error("{node} owns {owned} slots, fewer than the {wanted} to move")]
+    #[error("{node} owns {owned} slots, fewer than {wanted}")]
     TooFew {
         /// The node.
         node: NodeId,

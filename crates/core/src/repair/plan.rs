@@ -75,7 +75,7 @@ pub enum Change {
         holder: NodeId,
         /// The owner.
         owner: NodeId,
-        /// Whether the node imports the slots from that owner, who does not give them away. Then no client
+        /// Whether the node imports the slots from that owner, which does not give them away. Then no client
         /// was ever sent there: what it holds are copies, made by an interrupted move, or left by an
         /// interrupted clean-up.
         copied: bool,
@@ -124,7 +124,7 @@ pub enum Why {
     ImportsItsOwn,
     /// The node gives away what it does not own.
     GivesAwayForeign,
-    /// It imports them from their owner, who does not give them away.
+    /// It imports them from their owner, which does not give them away.
     ImportsUngiven,
     /// It imports them from a node that does not own them.
     ImportsFromStranger,

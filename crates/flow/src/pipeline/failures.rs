@@ -32,7 +32,17 @@ struct Known {
     failing: HashMap<u128, Slot>,
 }
 
+/// In the place of a name that is not known: that of a key which an earlier run has found.
+const UNNAMED: u128 = 0;
+
 impl Known {
+    /// Whether a key is listed. A scan may return it twice, and a resumed run reads pages again whose failures
+    /// were written down already.
+    fn lists(&self, name: u128, failure: &KeyFailure) -> bool {
+        let is_same = |of: &KeyFailure| (of.db, &of.key) == (failure.db, &failure.key);
+        self.listed.iter().any(|(listed, of)| *listed == name || *listed == UNNAMED && is_same(of))
+    }
+
     /// How many there are that can be told apart. Not all of those that are known by name are listed, and of
     /// those from an earlier run no name is known.
     fn len(&self) -> usize {
@@ -57,15 +67,15 @@ impl Failures {
 
     /// Notes a key that could not be copied.
     pub(super) fn note(&self, db: u32, key: &[u8], reason: String) {
-        let slot = Slot::of_key(key);
+        let (name, slot) = (name_of(db, key), Slot::of_key(key));
+        let failure = KeyFailure { db, key: shown(key), slot: slot.number(), reason };
         let mut known = self.known();
-        if self.follows && known.failing.insert(name_of(db, key), slot).is_some() {
+        if self.follows && known.failing.insert(name, slot).is_some() || known.lists(name, &failure) {
             return;
         }
         CopyProgress::add(&self.progress.failed, 1);
         if known.listed.len() < FAILURES_MAX {
-            let failure = KeyFailure { db, key: shown(key), slot: slot.number(), reason };
-            known.listed.push((name_of(db, key), failure));
+            known.listed.push((name, failure));
         }
     }
 
@@ -106,7 +116,36 @@ impl Failures {
     pub(crate) fn take_over(&self, count: u64, listed: &[KeyFailure]) {
         self.progress.failed.store(count, Ordering::Relaxed);
         // Of those that are not listed no name is known, of the others only what a person needs to know.
-        let listed = listed.iter().map(|failure| (0, failure.clone())).collect();
+        let listed = listed.iter().map(|failure| (UNNAMED, failure.clone())).collect();
         *self.known() = Known { listed, failing: HashMap::new() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_copy() -> Failures {
+        Failures::new(Arc::default(), false)
+    }
+
+    #[test]
+    fn a_key_that_a_scan_returns_twice_fails_once() {
+        let failures = of_copy();
+        for (db, key) in [(0, "a"), (0, "b"), (1, "a"), (0, "a")] {
+            failures.note(db, key.as_bytes(), "too large".to_owned());
+        }
+        assert_eq!((failures.count(), failures.listed().len()), (3, 3));
+    }
+
+    #[test]
+    fn a_key_that_an_earlier_run_has_noted_fails_once() {
+        let before = of_copy();
+        before.note(0, b"a", "too large".to_owned());
+        let again = of_copy();
+        again.take_over(before.count(), &before.listed());
+        again.note(0, b"a", "too large".to_owned());
+        again.note(0, b"b", "too large".to_owned());
+        assert_eq!((again.count(), again.listed().len()), (2, 2));
     }
 }

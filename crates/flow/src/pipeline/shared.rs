@@ -19,6 +19,7 @@ use super::limits::Limits;
 use super::options::CopyOptions;
 use super::suspects::Suspects;
 use super::unstable::Unstable;
+use crate::latency::{self, Watching};
 use crate::progress::CopyProgress;
 use crate::retry::Backoff;
 
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) suspects: Suspects,
     pub(crate) unstable: Unstable,
     pub(crate) followed: Followed,
+    /// Slows the lanes down for slow servers, as long as there are lanes.
+    _watching: Watching,
 }
 
 impl Shared {
@@ -45,12 +48,14 @@ impl Shared {
         progress: Arc<CopyProgress>,
         stop: CancellationToken,
     ) -> Shared {
+        let _watching = latency::watch(&options.rates, vec![source.clone(), target.clone()]);
         Shared {
             limits: Limits::new(&options, progress.clone(), stop.clone()),
             failures: Failures::new(progress.clone(), options.mirror),
             suspects: Suspects::default(),
             unstable: Unstable::default(),
             followed: Followed::default(),
+            _watching,
             source,
             target,
             options,

@@ -41,7 +41,7 @@ impl Syncer {
                 FenceKind::None | FenceKind::ReadonlyReplica | FenceKind::External { .. }
             )
         {
-            let what = "the way back needs a source that we can write to and others cannot";
+            let what = "the way back needs a source that whimbrel can write to and others cannot";
             return Err(refused(what).with_remedy(Remedy::FenceForReverseSync));
         }
         if options.accept_failures {

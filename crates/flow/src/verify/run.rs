@@ -23,6 +23,7 @@ use super::report::{DifferenceKind, Finding, Ledger, VerifyReport};
 use super::resume::{Checkpoints, VerifyState};
 use super::suspects::{Suspect, Suspects};
 use crate::journal::{Journal, UnitMark};
+use crate::latency;
 use crate::scan::{KeyScan, Unit};
 
 /// A batch of keys of one database.
@@ -111,6 +112,7 @@ impl Run {
         let started = Instant::now();
         let run = Arc::new(self);
         let topologies = (run.source.topology(), run.target.topology());
+        let _watching = latency::watch(&run.options.rates, vec![run.source.clone(), run.target.clone()]);
         // Dropping the future aborts all tasks it has started.
         let stopped_early = tokio::select! {
             biased;

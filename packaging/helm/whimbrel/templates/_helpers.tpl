@@ -168,7 +168,7 @@ podFailurePolicy:
           status: "True"
 {{- end }}
 
-{{- /* What has no password is open to whoever reaches the port, and the program refuses to be. */}}
+{{- /* Without a password everybody who reaches the port is let in, and the program refuses that. */}}
 {{- define "whimbrel.needed" -}}
 {{- if not (dig "secret" "" (.of | default dict)) }}
 {{- fail (printf "%s is needed: {secret: NAME, key: KEY}" .what) }}

@@ -21,7 +21,7 @@ use whimbrel_terminal::table::{Table, number, text};
 
 use crate::commands::reshard::run_begun;
 use crate::exit::Exit;
-use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, RateSetting, Show};
+use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, Show};
 
 /// `whimbrel jobs`.
 pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
@@ -67,7 +67,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
         }
         JobsCommand::Pause { job } => steer(&jobs, &jobs.find(job)?, Request::Pause, as_json).await,
         JobsCommand::Set { job, rates } => {
-            let request = Request::Set(change(rates));
+            let request = Request::Set(rates.iter().copied().fold(RateChange::default(), RateChange::and));
             steer(&jobs, &jobs.find(job)?, request, as_json).await
         }
         JobsCommand::Cancel { job, access } => cancel(&jobs, &jobs.find(job)?, access, as_json).await,
@@ -107,7 +107,7 @@ fn goes_on_by_itself(entry: &Entry, folder: Option<&Path>) -> Error {
     };
     let error = Error::options(Side::Own, "resume the job", what);
     match again::command(&entry.status, folder).filter(|_| !entry.status.ended) {
-        Some(command) => error.with_remedy(format!("{command}, and what it needs to connect")),
+        Some(command) => error.with_remedy(format!("{command}, with its users, passwords and other options")),
         None => error,
     }
 }
@@ -126,7 +126,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         return;
     }
     if jobs.is_empty() {
-        out!("no jobs are written down here");
+        out!("there are no jobs");
         return;
     }
     let head = [
@@ -172,7 +172,7 @@ fn print_resume(entry: &Entry, folder: Option<&Path>) {
     let id = &entry.status.id;
     match again::command(&entry.status, folder) {
         Some(command) if entry.status.kind == Kind::Move => out!("{id} goes on with: {command}"),
-        Some(command) => out!("{id} goes on with: {command}, and what it needs to connect"),
+        Some(command) => out!("{id} goes on with: {command}, with its users, passwords and other options"),
         None => out!("{id} cannot go on: start it again"),
     }
 }
@@ -223,16 +223,9 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
             Some(command) => out!("go on with: {command}"),
             None => out!("it cannot go on: start it again"),
         }
-        out!("or undo it: whimbrel jobs cancel {}", status.id);
+        let end = if status.kind == Kind::Move { "undo it" } else { "end it, keeping what it wrote" };
+        out!("or {end}: whimbrel jobs cancel {}", status.id);
     }
-}
-
-/// What is to be changed of the rates; of what is named twice, the last.
-fn change(rates: &[RateSetting]) -> RateChange {
-    rates.iter().fold(RateChange::default(), |change, setting| match *setting {
-        RateSetting::Keys(keys) => RateChange { keys: Some(keys), ..change },
-        RateSetting::Bytes(bytes) => RateChange { bytes: Some(bytes), ..change },
-    })
 }
 
 /// Has a job that runs move its keys faster or slower, or not at all.

@@ -81,7 +81,7 @@ pub fn check(file: &Path, as_json: bool) -> Result<Exit> {
         (_, true) => {
             out!("{}", json!({"event": "checked", "intact": is_intact, "digest": document["digest"]}))
         }
-        (true, false) => out!("{} is as it was made", file.display()),
+        (true, false) => out!("{} is unchanged", file.display()),
         (false, false) => out!("{} was changed after it was made", file.display()),
     }
     Ok(if is_intact { Exit::Success } else { Exit::Different })

@@ -112,6 +112,7 @@ async fn try_command(
     let daemon = moving.daemon()?;
     let deployment = Arc::new(cluster::connect(at).await?);
     let situation = Situation::find(&deployment).await?;
+    situation.refuse_silence()?;
     let moves = wanted(&situation)?;
     let involved: Vec<NodeId> = moves.iter().flat_map(|m| [m.source.clone(), m.target.clone()]).collect();
     if daemon.is_none() {

@@ -100,7 +100,7 @@ struct Now {
     /// For how long the journal's disk has been full.
     disk_full_ms: Option<u64>,
     /// What is said where somebody has paused it.
-    paused: Option<&'static str>,
+    paused: Option<String>,
 }
 
 impl Now {
@@ -130,7 +130,7 @@ impl Now {
             cell(4, known(format!("{} keys/s", format_count(self.speed.keys as u64)))),
             cell(1, self.summary.as_ref().map_or(words, |summary| summary.phase)),
             cell(1, self.disk_full_ms.map_or_else(String::new, disk_full_words)),
-            cell(1, self.paused.unwrap_or_default()),
+            cell(1, self.paused.clone().unwrap_or_default()),
             cell(2, between),
             cell(5, known(format!("{} of {}", format_count(done), format_count_of(total, "key")))),
         ];

@@ -68,8 +68,10 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
                     them"
             );
         }
-        if report.ending == Ending::Suspended {
-            out!("         go on with: whimbrel jobs resume {}", report.id);
+        match report.ending {
+            Ending::Suspended => out!("         go on with: whimbrel jobs resume {}", report.id),
+            Ending::Cancelled => out!("         the same command again moves the rest"),
+            _ => {}
         }
         for notice in &report.notices {
             out!("note     {notice}");

@@ -201,7 +201,7 @@ fn refuse_second(folder: &Path, name: &str) -> Result<()> {
     if !journal::is_open(folder, name) {
         return Ok(());
     }
-    let what = format!("this very sync, {name}, runs already");
+    let what = format!("{name} is running already");
     Err(Error::options(Side::Own, "sync", what).with_remedy("whimbrel watch shows it"))
 }
 

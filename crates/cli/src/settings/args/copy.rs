@@ -148,6 +148,10 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
 
+    /// Read fewer keys while a server takes longer than this for an answer
+    #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
+    pub max_latency: Option<u64>,
+
     #[command(flatten)]
     pub hooks: HookArgs,
 

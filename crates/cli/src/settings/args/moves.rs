@@ -7,12 +7,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_control::daemon::NodePorts;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
+use whimbrel_flow::budget::RateChange;
 
 use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
 use super::fleet::CoordinatorArgs;
 use super::shared::{Beforehand, Show};
-use super::values::{parse_bytes, parse_pause, parse_stall};
+use super::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -96,6 +97,10 @@ pub struct MovingArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub rate_bytes: Option<u64>,
 
+    /// Move fewer keys while a node takes longer than this for an answer (external)
+    #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
+    pub max_latency: Option<u64>,
+
     /// Where jobs are written down; by default $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
@@ -104,7 +109,7 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "state_dir", "native_stall",
+            "rate_bytes", "max_latency", "state_dir", "native_stall",
     ])]
     pub server: Option<String>,
 
@@ -139,6 +144,7 @@ impl MovingArgs {
             (self.batch_keys.is_some(), "--batch-keys"),
             (self.rate_keys.is_some(), "--rate-keys"),
             (self.rate_bytes.is_some(), "--rate-bytes"),
+            (self.max_latency.is_some(), "--max-latency"),
         ]
         .into_iter()
         .find_map(|(given, name)| given.then_some(name))
@@ -323,27 +329,6 @@ pub struct DrainArgs {
     pub moving: MovingArgs,
 }
 
-/// A rate of a job that runs; 0 is no bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RateSetting {
-    /// Keys a second.
-    Keys(u64),
-    /// Bytes of values a second.
-    Bytes(u64),
-}
-
-fn rate_setting(text: &str) -> Result<RateSetting, String> {
-    let (name, value) = text.split_once('=').ok_or("write rate-keys=N or rate-bytes=BYTES")?;
-    let is_none = value == "none";
-    match name {
-        "rate-keys" if is_none => Ok(RateSetting::Keys(0)),
-        "rate-bytes" if is_none => Ok(RateSetting::Bytes(0)),
-        "rate-keys" => parse_count(value).map(RateSetting::Keys).map_err(|e| e.to_string()),
-        "rate-bytes" => parse_bytes(value).map(RateSetting::Bytes).map_err(|e| e.to_string()),
-        other => Err(format!("{other} cannot be changed while a job runs; rate-keys and rate-bytes can")),
-    }
-}
-
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
@@ -380,7 +365,7 @@ pub enum JobsCommand {
         /// Write an HTML file that needs no other
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
-        /// Find out whether such a file, or a document, is as it was made; ends with 6 if not
+        /// Find out whether such a file, or a document, is unchanged; ends with 6 if not
         #[arg(long, value_name = "FILE", conflicts_with_all = ["job", "html"])]
         check: Option<PathBuf>,
     },
@@ -394,9 +379,9 @@ pub enum JobsCommand {
     Set {
         /// Its name
         job: String,
-        /// rate-keys=N, rate-bytes=BYTES: at most N a second, or none
-        #[arg(required = true, value_name = "RATE", value_parser = rate_setting)]
-        rates: Vec<RateSetting>,
+        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME: at most that, or none
+        #[arg(required = true, value_name = "RATE")]
+        rates: Vec<RateChange>,
     },
     /// Go on with a job that is paused, or with moves of slots that were interrupted or wait; list says how
     /// other jobs go on

@@ -92,6 +92,10 @@ pub struct Limits {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub rate_bytes: Option<u64>,
 
+    /// Read fewer keys while a server takes longer than this for an answer
+    #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
+    pub max_latency: Option<u64>,
+
     /// Values in flight at any time; resident memory stays under this plus 64 MiB
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
         help_heading = "Limits")]

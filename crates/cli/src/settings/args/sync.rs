@@ -10,7 +10,7 @@ use super::shared::{Beforehand, HookArgs, Limits, Names, Resuming, Show, Sides};
 use super::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 use whimbrel_core::schedule::{When, Window, parse_time};
 
-/// How changes are learnt of.
+/// How whimbrel follows changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FeedChoice {
     /// A replication link where one can be had, else tracking
@@ -74,7 +74,7 @@ pub struct SyncArgs {
     #[arg(long, value_name = "FOLDER", help_heading = "What else")]
     pub state_dir: Option<PathBuf>,
 
-    /// How changes of the source are learnt of
+    /// How whimbrel follows changes of the source
     #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
     pub feed: FeedChoice,
 
@@ -201,9 +201,9 @@ pub enum CompareChoice {
 /// `whimbrel cutover`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Holds the writers of the source, transfers what is left, compares, fences the writers off. If that does not \
-succeed within
---max-pause, they are let go and the sync goes on as before.
+Pauses writes on the source, transfers what is left, compares, and fences writers off. If that takes longer \
+than --max-pause,
+writes resume and the sync goes on as before.
 
 Examples:
   whimbrel cutover --dry-run                          how long would writes be paused?
@@ -250,7 +250,7 @@ pub struct CutoverArgs {
     pub compare: Option<CompareChoice>,
 
     /// Be able to come back: the same process goes on following the target back into the source, which needs
-    /// a fence that does not hold whimbrel (acl, front or pause)
+    /// a fence that lets whimbrel write (acl, front or pause)
     #[arg(long)]
     pub reverse_sync: bool,
 
