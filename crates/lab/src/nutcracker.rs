@@ -65,6 +65,7 @@ impl Nutcracker {
         let log = log.map_err(failed)?;
         let mut command = process::command(&binary);
         command.arg("-c").arg(dir.path().join("nutcracker.yml"));
+        command.arg("-o").arg(dir.path().join("log"));
         command.args(["-a", "127.0.0.1", "-s", &stats.to_string()]);
         command.stdin(std::process::Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
         let process = Process::spawn(command).map_err(|source| LabError::io("start nutcracker", source))?;

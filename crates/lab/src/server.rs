@@ -123,7 +123,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Loads the modules that came with the engine: only [`Engine::Redis72`] and [`Engine::Redis74`] have any.
+    /// Loads the modules that came with the engine: [`Engine::Redis72`] and [`Engine::Redis74`] have some.
     #[must_use]
     pub fn modules(mut self) -> Self {
         self.modules = true;

@@ -30,6 +30,7 @@ mod options;
 mod pairs;
 mod passwords;
 mod private;
+mod proxies;
 mod reshard;
 mod reshard_faults;
 mod reshard_large;

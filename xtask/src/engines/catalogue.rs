@@ -130,7 +130,8 @@ const fn valkey(name: &'static str, version: &'static str, suites: &'static [&'s
     Engine { name, binaries, version, origin: Origin::Debian { packages, suites } }
 }
 
-/// A server with modules for documents, filters, time series and searches.
+/// A server with modules for documents, filters, time series and searches. Their licences let us fetch them
+/// for tests, and not pass them on.
 const fn stack(
     name: &'static str,
     version: &'static str,

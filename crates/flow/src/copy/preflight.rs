@@ -59,6 +59,10 @@ pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
                 .with_remedy("wait until it has finished"));
         }
         for (db, counts) in info.keyspace() {
+            if db != 0 && deployment.is_proxied() {
+                // Clients of the proxy have none but this.
+                continue;
+            }
             *sums.entry(db).or_insert(0) += counts.keys;
         }
     }
@@ -112,6 +116,10 @@ pub async fn plan(
     count_selected: bool,
     stop: &CancellationToken,
 ) -> Result<Plan> {
+    if options.mirror {
+        source.check_direct("it does not say what changes")?;
+        target.check_direct("a sync needs transactions there")?;
+    }
     check_reading(source, options.dbs.iter().map(|db| db.source)).await?;
     check_distinct(source, target, options)?;
     check_target(target, options).await?;
@@ -161,7 +169,7 @@ pub async fn plan(
 fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOptions) -> Result<()> {
     let ids = |d: &Deployment| -> Vec<String> {
         let topology = d.topology();
-        if topology.cluster {
+        if topology.cluster || topology.is_proxied() {
             topology.shards.iter().map(|s| s.id.clone()).collect()
         } else {
             vec![d.facts.run_id.clone()]
@@ -190,6 +198,9 @@ fn described(deployment: &Deployment) -> String {
             "{at}: {}, cluster of {primaries} primaries and {replicas} replicas",
             deployment.facts.version
         )
+    } else if topology.is_proxied() {
+        let servers = format_count_of(topology.shards.len() as u64, "server");
+        format!("{at}: {}, {servers} behind a proxy", deployment.facts.version)
     } else {
         format!("{at}: {}, standalone", deployment.facts.version)
     }

@@ -84,14 +84,16 @@ pub(super) struct Reader {
 
 impl Reader {
     pub fn new(shared: Arc<Shared>, unit: Unit, average_bytes: u64) -> Reader {
+        let expires_seen = shared.source.is_proxied();
         Reader {
-            transactions: !shared.source.is_cluster(),
+            transactions: !shared.source.is_cluster() && !shared.source.is_proxied(),
             careful: average_bytes >= CAREFUL_AVERAGE_BYTES,
             shared,
             unit,
             link: None,
             redirects: HashMap::new(),
-            expires_seen: false,
+            // A key need not lie at the server of a proxy that was asked for its counters.
+            expires_seen,
             average_bytes: average_bytes.max(16) as f64,
         }
     }
