@@ -25,6 +25,7 @@ pub mod keys;
 pub mod large;
 pub mod legacy;
 pub mod losses;
+pub mod modules;
 mod pipeline;
 pub mod progress;
 pub mod retry;

@@ -22,6 +22,7 @@ mod full_disk;
 mod hooks;
 mod jobs;
 mod known_losses;
+mod modules;
 mod native;
 mod neighbours;
 mod node_ports;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::format_count_of;
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::expiry;
@@ -13,6 +13,7 @@ use whimbrel_wire::value::Value;
 
 use crate::keys::Fetch;
 use crate::large::Existing;
+use crate::modules::{LeftBehind, left_behind};
 use crate::pipeline::{CopyOptions, DbPair, Shared};
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
@@ -28,6 +29,31 @@ pub struct Plan {
     pub dbs: Vec<PlannedDb>,
     /// Function libraries on the source that nobody asked to copy.
     pub functions_left: usize,
+    /// What modules of the source leave behind.
+    pub left_behind: LeftBehind,
+}
+
+impl Plan {
+    /// Both sides, those of the databases that are worth a line, and what stays behind.
+    pub fn lines(&self, is_shown: impl Fn(&PlannedDb) -> bool) -> Vec<String> {
+        let mut lines = vec![format!("source   {}", self.source), format!("target   {}", self.target)];
+        for db in self.dbs.iter().filter(|db| is_shown(db)) {
+            let selected = match db.selected_keys {
+                Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
+                None => ", a part of them selected".to_owned(),
+                _ => String::new(),
+            };
+            lines.push(format!(
+                "db {:<5} {}{selected}; to db {}, which holds {}",
+                db.db.source,
+                format_count_of(db.source_keys, "key"),
+                db.db.target,
+                format_count(db.target_keys)
+            ));
+        }
+        lines.extend(self.left_behind.lines());
+        lines
+    }
 }
 
 /// One database of a plan.
@@ -162,6 +188,7 @@ pub async fn plan(
         target: described(target),
         dbs,
         functions_left: crate::functions::count(source).await,
+        left_behind: left_behind(source, target, options, stop).await?,
     })
 }
 
