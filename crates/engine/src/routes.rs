@@ -52,7 +52,12 @@ pub(crate) async fn servers(
         link.call(&[b"PING"]).await?;
         Ok::<_, Error>(link)
     };
-    let Ok(mut link) = asked.await else { return Err(greeted) };
+    let mut link = match asked.await {
+        Ok(link) => link,
+        Err(e) if e.is_link() => return Err(greeted),
+        // It wants a password, or another one.
+        Err(e) => return Err(e),
+    };
     let mut found: BTreeMap<String, Behind> = BTreeMap::new();
     let mut tried = 0;
     while tried < ROUTES_MAX.min(ROUTES_OF_EACH * (found.len() + 1)) {

@@ -36,6 +36,9 @@ const RULES_SHOWN: usize = 20;
 /// No more rules than this are remembered.
 const RULES_MAX: usize = 1_000;
 
+/// Keys that are asked about in one round trip.
+const ASKED_AT_ONCE: usize = 512;
+
 /// For how long keys of one type are looked for.
 const WALK_MAX: Duration = Duration::from_secs(20);
 
@@ -288,6 +291,28 @@ async fn rules(
         Ok(found.len() < RULES_MAX)
     };
     walk(source, options, "TSDB-TYPE", stop, visit).await.map(|_| ())
+}
+
+/// The series that are filled, by compaction rules, with what is written to these keys. No stream of changes
+/// names them.
+///
+/// # Errors
+/// Whatever the link reports.
+pub(crate) async fn filled_by(link: &mut Link, keys: &[Bytes]) -> Result<Vec<Bytes>> {
+    let mut filled = Vec::new();
+    for keys in keys.chunks(ASKED_AT_ONCE) {
+        for key in keys {
+            link.push(&[b"TS.INFO", key]);
+        }
+        link.flush().await?;
+        // Of a key that is no series it says so.
+        for told in link.replies(keys.len()).await? {
+            let rules = told.field("rules").and_then(Value::as_items).unwrap_or_default();
+            let to = rules.iter().filter_map(|rule| rule.as_items()?.first()?.as_bytes().cloned());
+            filled.extend(to);
+        }
+    }
+    Ok(filled)
 }
 
 /// The command that makes a rule, which is told as its series, a time in milliseconds, how it aggregates, and

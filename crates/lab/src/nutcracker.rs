@@ -25,13 +25,15 @@ const ATTEMPTS: u32 = 4;
 /// its folder removed, on drop.
 pub struct Nutcracker {
     port: u16,
+    password: Option<String>,
     /// Before the folder, so that the process ends first.
     process: Process,
     dir: TempDir,
 }
 
 impl Nutcracker {
-    /// Starts it in front of `servers`, and waits until it answers.
+    /// Starts it in front of `servers`, with the password that the first of them has, and waits until it
+    /// answers.
     ///
     /// # Errors
     /// When nutcracker is not on this machine, or does not become ready; then the error has its log.
@@ -55,10 +57,12 @@ impl Nutcracker {
         let failed = |source| LabError::io("prepare a folder for nutcracker", source);
         let dir = tempfile::Builder::new().prefix("whimbrel-lab-nutcracker-").tempdir().map_err(failed)?;
         let (port, stats) = (ports::free_port()?, ports::free_port()?);
+        let password = servers.first().and_then(Server::password).map(str::to_owned);
+        let login = password.as_ref().map_or(String::new(), |password| format!("  redis_auth: {password}\n"));
         let servers: String = servers.iter().map(|server| format!("   - {}:1\n", server.addr())).collect();
         let config = format!(
             "pool:\n  listen: 127.0.0.1:{port}\n  hash: fnv1a_64\n  distribution: ketama\n  redis: true\n  \
-                timeout: 20000\n  servers:\n{servers}"
+                timeout: 20000\n{login}  servers:\n{servers}"
         );
         fs::write(dir.path().join("nutcracker.yml"), config).map_err(failed)?;
         let log = OpenOptions::new().create(true).append(true).open(dir.path().join("log"));
@@ -69,7 +73,7 @@ impl Nutcracker {
         command.args(["-a", "127.0.0.1", "-s", &stats.to_string()]);
         command.stdin(std::process::Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
         let process = Process::spawn(command).map_err(|source| LabError::io("start nutcracker", source))?;
-        Ok(Nutcracker { port, process, dir })
+        Ok(Nutcracker { port, password, process, dir })
     }
 
     fn ready(self) -> Result<Nutcracker, LabError> {
@@ -103,7 +107,10 @@ impl Nutcracker {
     pub fn try_connection(&self) -> Result<redis::Connection, LabError> {
         let open = || {
             // Without the library's own greeting, which would be the end of the connection.
-            let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+            let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+            if let Some(password) = &self.password {
+                settings = settings.set_password(password);
+            }
             let address = ConnectionAddr::Tcp("127.0.0.1".to_owned(), self.port);
             let client = Client::open(address.into_connection_info()?.set_redis_settings(settings))?;
             let connection = client.get_connection_with_timeout(REPLY_TIMEOUT)?;

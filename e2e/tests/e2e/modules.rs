@@ -144,10 +144,12 @@ fn what_the_older_module_does_not_read_is_named(from: Engine, to: Engine) {
 fn a_sync_brings_what_modules_write(from: Engine, to: Engine) {
     let (source, target) = (start(from), start(to));
     fill(&source);
+    let mut connection = source.connection();
+    ask(&mut connection, "TS.CREATE hours:1");
+    ask(&mut connection, "TS.CREATERULE series:1 hours:1 AGGREGATION max 1000");
     let job = Sync::new(&source.addr(), &target.addr(), &[]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    let mut connection = source.connection();
     for n in 0..KEYS {
         ask(&mut connection, &format!("JSON.SET json:{n} $.inner {{\"changed\":{n}}}"));
         ask(&mut connection, &format!("JSON.MERGE json:{n} $ {{\"more\":[{n}]}}"));
@@ -159,11 +161,18 @@ fn a_sync_brings_what_modules_write(from: Engine, to: Engine) {
         ask(&mut connection, &format!("TOPK.ADD top:{n} e e e"));
         ask(&mut connection, &format!("TDIGEST.ADD digest:{n} 100"));
     }
+    let hours = |server: &Server| ask(&mut server.connection(), "TS.RANGE hours:1 - +");
+    wait_until("the target has what the rule has written", || {
+        let written = hours(&source);
+        written != Value::Array(Vec::new()) && written == hours(&target)
+    });
     wait_until("the target has what was written", || contents(&source, KEYS) == contents(&target, KEYS));
     ask(&mut connection, "JSON.SET json:0 $.inner 7");
+    ask(&mut connection, "TS.ADD series:1 9000 9");
     job.cutover(&["--fence", "pause", "--max-pause", "20s"]).expect_code(0);
     sync.wait(PATIENCE).expect("it ends").expect_code(0);
     assert_eq!(contents(&source, KEYS), contents(&target, KEYS));
+    assert_eq!(hours(&source), hours(&target));
     whimbrel(&["verify", &source.addr(), &target.addr()]).expect_code(0);
 }
 

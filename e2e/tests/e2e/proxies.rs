@@ -111,6 +111,25 @@ fn keys_are_copied_from_a_proxy_and_to_one(engine: Engine) {
 }
 
 #[test]
+fn a_proxy_may_want_a_password() {
+    let servers: Vec<Server> = (0..2)
+        .map(|_| Server::builder(Engine::Redis70).password("sesame").start().expect("it starts"))
+        .collect();
+    let proxy = Nutcracker::start(&servers).expect("nutcracker starts");
+    fill(&mut proxy.try_connection().expect("a connection"));
+    let target = start(Engine::Redis70, None);
+    let refused = whimbrel(&["copy", &proxy.addr(), &target.addr()]);
+    assert!(refused.code() != Some(0) && refused.stderr.contains("password"), "{refused:#?}");
+    let wrong = format!("redis://:wrong@{}", proxy.addr());
+    let refused = whimbrel(&["copy", &wrong, &target.addr()]);
+    assert!(refused.code() != Some(0) && refused.stderr.contains("refused the credentials"), "{refused:#?}");
+    assert!(everything(&[&target]).is_empty());
+    let right = format!("redis://:sesame@{}", proxy.addr());
+    whimbrel(&["copy", &right, &target.addr(), "--verify"]).expect_code(0);
+    assert_eq!(everything(&[&target]).len(), KEYS * KINDS);
+}
+
+#[test]
 fn what_a_proxy_cannot_do_is_refused_in_one_line() {
     let (proxy, servers) = behind_a_proxy(Engine::Redis70, None);
     let other = start(Engine::Redis70, None);
@@ -121,6 +140,7 @@ fn what_a_proxy_cannot_do_is_refused_in_one_line() {
     };
     refused(&["sync", &proxy.addr(), &other.addr(), "--dry-run"], "it does not say what changes");
     refused(&["sync", &other.addr(), &proxy.addr(), "--dry-run"], "a sync needs transactions there");
+    refused(&["assess", &proxy.addr()], "copies go through it, and nothing else does");
     let from_db_1 = format!("redis://{}/1", proxy.addr());
     refused(&["copy", &from_db_1, &other.addr()], "a proxy has one, 0");
 
