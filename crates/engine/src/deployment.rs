@@ -8,10 +8,11 @@ use whimbrel_core::slot::{Slot, SlotRange, SlotSet, tag_for_slot};
 use whimbrel_core::topology::Naming;
 use whimbrel_wire::value::Value;
 
-use crate::endpoint::{Address, Endpoint};
+use crate::endpoint::{Address, Behind, Endpoint};
 use crate::error::{Error, ErrorKind, Result, Side};
 use crate::link::{Link, LinkOptions};
 use crate::probe::{Capabilities, ServerFacts};
+use crate::routes;
 use crate::sentinel::{self, Group};
 
 /// One primary with its slots and its replicas.
@@ -68,6 +69,22 @@ impl Topology {
     fn standalone(primary: Address, replicas: Vec<Address>) -> Topology {
         let shard = Shard { id: String::new(), primary, replicas, slots: SlotSet::full() };
         Topology::new(false, vec![shard])
+    }
+
+    /// Servers behind a proxy. Which of them has a key the proxy knows alone; commands about keys go to any.
+    fn behind(servers: Vec<Behind>) -> Topology {
+        let shard = |server: Behind| Shard {
+            id: server.server.clone(),
+            primary: Address::Behind(Arc::new(server)),
+            replicas: Vec::new(),
+            slots: SlotSet::full(),
+        };
+        Topology::new(false, servers.into_iter().map(shard).collect())
+    }
+
+    /// Whether a proxy stands before the servers.
+    pub fn is_proxied(&self) -> bool {
+        self.nodes().any(|node| matches!(node, Address::Behind(_)))
     }
 
     /// The shard that owns `slot`.
@@ -164,19 +181,23 @@ impl Deployment {
             }
             named => (named.clone(), Vec::new()),
         };
-        let mut link = Link::open(&endpoint, &primary, LinkOptions { db: 0, ..options }).await?;
-        let facts = ServerFacts::ask(&mut link).await?;
+        let (mut link, facts, behind) = met(&endpoint, &primary, LinkOptions { db: 0, ..options }).await?;
         if facts.replica && matches!(endpoint.address, Address::Sentinel(_)) {
             let what = "the primary that the sentinels name is a replica: a failover is under way";
             let kind = ErrorKind::Connect(std::io::Error::other(what));
             return Err(Error::new(endpoint.side, primary.to_string(), "find the primary", kind)
                 .with_remedy("try again when it is over"));
         }
-        let capabilities = Capabilities::probe(&mut link).await?;
+        let mut capabilities = Capabilities::probe(&mut link).await?;
         let (topology, naming) = match facts.cluster {
             true => read_topology(&mut link).await?,
-            false => (Topology::standalone(primary, replicas), Naming::Ip),
+            false if behind.is_empty() => (Topology::standalone(primary, replicas), Naming::Ip),
+            false => (Topology::behind(behind), Naming::Ip),
         };
+        if topology.is_proxied() {
+            // Scripts tell it whatever the server has; libraries of functions no proxy passes on.
+            (capabilities.pexpiretime, capabilities.functions) = (true, false);
+        }
         let endpoint = Arc::new(Endpoint { naming, ..(*endpoint).clone() });
         let mut deployment = Deployment {
             endpoint,
@@ -256,6 +277,25 @@ impl Deployment {
     /// Whether sentinels say who the primary is, and have another take its place when it fails.
     pub fn is_watched(&self) -> bool {
         matches!(self.endpoint.address, Address::Sentinel(_))
+    }
+
+    /// Whether a proxy stands before the servers: commands about several keys, and what a connection is
+    /// otherwise told, are not to be had.
+    pub fn is_proxied(&self) -> bool {
+        self.topology().is_proxied()
+    }
+
+    /// Refuses a deployment behind a proxy.
+    ///
+    /// # Errors
+    /// `Unfit`, with `why`.
+    pub fn check_direct(&self, why: &str) -> Result<()> {
+        if !self.is_proxied() {
+            return Ok(());
+        }
+        let what = format!("a proxy stands before these servers: {why}");
+        Err(Error::unfit(self.side(), self.endpoint.address.to_string(), "look at the servers", what)
+            .with_remedy("name a server behind it"))
     }
 
     /// Asks the nodes for the topology, one after another until one answers; or the sentinels for the
@@ -380,6 +420,29 @@ impl Deployment {
     pub fn reach(&self, announced: &str, told_by: &Address) -> Option<Address> {
         Some(self.endpoint.reach(&Address::parse_tcp(announced)?, told_by))
     }
+}
+
+/// Connects, and asks who answers there; of a proxy, one of the servers behind it, and all of them.
+async fn met(
+    endpoint: &Arc<Endpoint>,
+    address: &Address,
+    options: LinkOptions,
+) -> Result<(Link, ServerFacts, Vec<Behind>)> {
+    let direct = async {
+        let mut link = Link::open(endpoint, address, options).await?;
+        let facts = ServerFacts::ask(&mut link).await?;
+        Ok((link, facts))
+    };
+    let e = match direct.await {
+        Ok((link, facts)) => return Ok((link, facts, Vec::new())),
+        Err(e) if routes::may_be_proxy(&e) => e,
+        Err(e) => return Err(e),
+    };
+    let servers = routes::servers(endpoint, address, options, e).await?;
+    let Some(first) = servers.first() else { return Err(Error::own("look behind a proxy", "no server")) };
+    let mut link = Link::open(endpoint, &Address::Behind(Arc::new(first.clone())), options).await?;
+    let facts = ServerFacts { cluster: false, ..ServerFacts::ask(&mut link).await? };
+    Ok((link, facts, servers))
 }
 
 /// Reads `CLUSTER SLOTS`, which every version has and which crashes none (`CLUSTER SHARDS` does crash some):

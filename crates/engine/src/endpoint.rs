@@ -20,6 +20,8 @@ pub enum Address {
     Unix(PathBuf),
     /// The primary that sentinels have under a name. Which server that is changes with a failover.
     Sentinel(Arc<Watched>),
+    /// One of the servers behind a proxy.
+    Behind(Arc<Behind>),
 }
 
 /// A primary as sentinels know it.
@@ -47,6 +49,17 @@ impl Watched {
         let name = percent_encoding::percent_decode_str(name).decode_utf8().ok()?.into_owned();
         (!name.is_empty()).then_some(Watched { sentinels, name })
     }
+}
+
+/// A server behind a proxy.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Behind {
+    /// Where the proxy listens.
+    pub proxy: Address,
+    /// A name that the proxy sends to this server. Nothing is ever kept under it.
+    pub route: String,
+    /// Which process it is: its `run_id`.
+    pub server: String,
 }
 
 impl Address {
@@ -78,7 +91,16 @@ impl Address {
     pub fn host(&self) -> Option<&str> {
         match self {
             Address::Tcp(host, _) => Some(host),
+            Address::Behind(behind) => behind.proxy.host(),
             Address::Unix(_) | Address::Sentinel(_) => None,
+        }
+    }
+
+    /// What to connect to: the proxy, for a server behind one.
+    pub fn reached(&self) -> &Address {
+        match self {
+            Address::Behind(behind) => &behind.proxy,
+            other => other,
         }
     }
 }
@@ -93,6 +115,10 @@ impl fmt::Display for Address {
                 let at = |(host, port): &(String, u16)| Address::Tcp(host.clone(), *port).to_string();
                 let sentinels: Vec<_> = watched.sentinels.iter().map(at).collect();
                 write!(f, "sentinel://{}/{}", sentinels.join(","), watched.name)
+            }
+            Address::Behind(behind) => {
+                let server = behind.server.get(..SERVER_SHOWN).unwrap_or(&behind.server);
+                write!(f, "{} (server {server})", behind.proxy)
             }
         }
     }
@@ -334,6 +360,9 @@ impl Endpoint {
 }
 
 const DEFAULT_PORT: u16 = 6379;
+
+/// So much of the `run_id` of a server behind a proxy is shown.
+const SERVER_SHOWN: usize = 8;
 
 /// The port of sentinels.
 const SENTINEL_PORT: u16 = 26379;

@@ -3,6 +3,7 @@
 //! - [`endpoint`]: what the user typed to name a deployment, and how to reach it;
 //! - [`link`]: one connection to one server, greeted and ready for commands;
 //! - [`login`]: passwords, and those that expire, which a command prints;
+//! - [`behind`] and [`routes`]: servers behind a proxy that divides keys among them;
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
@@ -18,6 +19,7 @@
 //!
 //! **Architecture invariant:** no other crate compares server versions. They ask for a capability.
 
+pub mod behind;
 pub mod deployment;
 pub mod endpoint;
 pub mod error;
@@ -32,6 +34,7 @@ pub mod nodes;
 pub mod probe;
 pub mod remedy;
 pub mod rights;
+pub mod routes;
 pub mod seal;
 pub mod sentinel;
 pub mod slot_keys;

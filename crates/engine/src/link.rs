@@ -19,6 +19,7 @@ use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::scan::{Malformed, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
+use crate::behind;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::login::Token;
@@ -281,7 +282,12 @@ impl Link {
         }
         self.sent = self.outbox.commands();
         self.sent_in_transaction = self.in_transaction;
-        self.write_out().await
+        let Address::Behind(behind) = &self.address else { return self.write_out().await };
+        let passed = behind::passed(&mut self.outbox, &behind.route);
+        let queued = std::mem::replace(&mut self.outbox, passed);
+        let written = self.write_out().await;
+        self.outbox = queued;
+        written
     }
 
     async fn write_out(&mut self) -> Result<()> {
@@ -527,14 +533,21 @@ impl Link {
         if self.token.is_some() {
             sent.push("AUTH");
         }
-        self.push(&[b"CLIENT", b"SETNAME", CLIENT_NAME.as_bytes()]);
-        sent.push("CLIENT SETNAME");
+        let is_behind = matches!(self.address, Address::Behind(_));
+        if !is_behind {
+            self.push(&[b"CLIENT", b"SETNAME", CLIENT_NAME.as_bytes()]);
+            sent.push("CLIENT SETNAME");
+        }
+        if is_behind && self.options.db != 0 {
+            let what = format!("database {} cannot be selected: a proxy has one, 0", self.options.db);
+            return Err(self.fail("SELECT", ErrorKind::Unfit(what)));
+        }
         if self.options.db != 0 {
             let db = self.options.db.to_string();
             self.push(&[b"SELECT", db.as_bytes()]);
             sent.push("SELECT");
         }
-        if self.options.readonly {
+        if self.options.readonly && !is_behind {
             self.push(&[b"READONLY"]);
             sent.push("READONLY");
         }
@@ -647,13 +660,13 @@ impl Io {
                 false => error,
             }
         };
-        let (host, port) = match address {
+        let (host, port) = match address.reached() {
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
                 return Ok(Io(Kind::Unix(stream)));
             }
             Address::Tcp(host, port) => (host.as_str(), *port),
-            Address::Sentinel(_) => {
+            Address::Sentinel(_) | Address::Behind(_) => {
                 let what = "sentinels are not asked for the server here".to_owned();
                 return Err(fail(ErrorKind::Unfit(what)).with_remedy("name the server itself"));
             }

@@ -184,6 +184,8 @@ pub struct Capabilities {
     pub set_pxat: bool,
     /// `SMISMEMBER` and `ZMSCORE`: several elements at once (Redis 6.2 and later).
     pub many_elements: bool,
+    /// Time series, of which one may be filled by what is written to another.
+    pub series: bool,
     /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` where it does not
     /// tell. It closes the connection on a longer one.
     pub query_bytes_max: Option<u64>,
@@ -196,9 +198,19 @@ pub struct Capabilities {
 pub const PROBE_KEY: &[u8] = b"whimbrel:probe";
 
 /// The commands whose presence [`Capabilities::probe`] asks for.
-const PROBED: [&str; 8] =
+const PROBED: [&str; 9] =
     // `SET` is as it should be where there is `GETEX`: both came at once.
-    ["pexpiretime", "hpexpiretime", "function", "memory", "dump", "restore", "getex", "smismember"];
+    [
+        "pexpiretime",
+        "hpexpiretime",
+        "function",
+        "memory",
+        "dump",
+        "restore",
+        "getex",
+        "smismember",
+        "ts.info",
+    ];
 
 /// The setting that [`Capabilities::query_bytes_max`] is read from.
 pub const QUERY_LIMIT_OPTION: &str = "client-query-buffer-limit";
@@ -227,6 +239,7 @@ impl Capabilities {
             restore: has(5, true),
             set_pxat: has(6, true),
             many_elements: has(7, true),
+            series: has(8, false),
             query_bytes_max: query_bytes_max(link).await?,
             payload_version_max: None,
         };

@@ -26,6 +26,7 @@ pub mod large;
 pub mod latency;
 pub mod legacy;
 pub mod losses;
+pub mod modules;
 mod pipeline;
 pub mod progress;
 pub mod retry;

@@ -7,13 +7,18 @@ use std::process::Command;
 use crate::engine::Engine;
 use crate::error::LabError;
 
+/// Modules for documents, filters, time series and searches, by the names of their files.
+const MODULES: [&str; 4] = ["rejson.so", "redisbloom.so", "redistimeseries.so", "redisearch.so"];
+
 /// Where an engine's programs are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binaries {
     /// The server.
     pub server: PathBuf,
-    /// The command-line client.
+    /// The command-line client. Not there for servers that come from packages without one.
     pub cli: PathBuf,
+    /// The modules that came with the server.
+    pub modules: Vec<PathBuf>,
 }
 
 impl Engine {
@@ -31,8 +36,12 @@ impl Engine {
         cached
             .into_iter()
             .chain(system.filter(|dir| is_redis_7_0(&dir.join("redis-server"))))
-            .map(|dir| Binaries { server: dir.join(&server), cli: dir.join(&cli) })
-            .find(|binaries| binaries.server.is_file() && binaries.cli.is_file())
+            .map(|dir| Binaries {
+                server: dir.join(&server),
+                cli: dir.join(&cli),
+                modules: modules_beside(&dir),
+            })
+            .find(|binaries| binaries.server.is_file())
             .ok_or(LabError::EngineMissing { engine: self })
     }
 }
@@ -44,6 +53,12 @@ pub(crate) fn cache_dir() -> Option<PathBuf> {
     set("WHIMBREL_ENGINES_DIR")
         .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("whimbrel/engines")))
         .or_else(|| set("HOME").map(|dir| dir.join(".cache/whimbrel/engines")))
+}
+
+/// Those of [`MODULES`] that are in `lib`, beside a folder of programs.
+fn modules_beside(bin: &Path) -> Vec<PathBuf> {
+    let lib = bin.with_file_name("lib");
+    MODULES.iter().map(|name| lib.join(name)).filter(|path| path.is_file()).collect()
 }
 
 fn is_redis_7_0(server: &Path) -> bool {

@@ -61,10 +61,14 @@ macro_rules! for_each_engine {
     (@named $kind:tt Redis60) => { $crate::for_each_engine! { @test $kind redis_6_0 Redis60 } };
     (@named $kind:tt Redis62) => { $crate::for_each_engine! { @test $kind redis_6_2 Redis62 } };
     (@named $kind:tt Redis70) => { $crate::for_each_engine! { @test $kind redis_7_0 Redis70 } };
+    (@named $kind:tt Redis72) => { $crate::for_each_engine! { @test $kind redis_7_2 Redis72 } };
+    (@named $kind:tt Redis74) => { $crate::for_each_engine! { @test $kind redis_7_4 Redis74 } };
     (@named $kind:tt Redis80) => { $crate::for_each_engine! { @test $kind redis_8_0 Redis80 } };
+    (@named $kind:tt Redis82) => { $crate::for_each_engine! { @test $kind redis_8_2 Redis82 } };
     (@named $kind:tt Redis86) => { $crate::for_each_engine! { @test $kind redis_8_6 Redis86 } };
     (@named $kind:tt Valkey80) => { $crate::for_each_engine! { @test $kind valkey_8_0 Valkey80 } };
     (@named $kind:tt Valkey81) => { $crate::for_each_engine! { @test $kind valkey_8_1 Valkey81 } };
+    (@named $kind:tt Valkey90) => { $crate::for_each_engine! { @test $kind valkey_9_0 Valkey90 } };
     (@named $kind:tt Valkey91) => { $crate::for_each_engine! { @test $kind valkey_9_1 Valkey91 } };
     (@test async $name:ident $engine:ident) => {
         #[tokio::test(flavor = "multi_thread")]

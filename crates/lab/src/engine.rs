@@ -9,14 +9,22 @@ pub enum Engine {
     Redis62,
     /// Redis 7.0, as in Debian 12.
     Redis70,
+    /// Redis 7.2, which comes with modules.
+    Redis72,
+    /// Redis 7.4, which comes with modules.
+    Redis74,
     /// Redis 8.0.
     Redis80,
+    /// Redis 8.2.
+    Redis82,
     /// Redis 8.6, which hides the keys of slots that a node does not own.
     Redis86,
     /// Valkey 8.0.
     Valkey80,
     /// Valkey 8.1.
     Valkey81,
+    /// Valkey 9.0.
+    Valkey90,
     /// Valkey 9.1.
     Valkey91,
 }
@@ -26,7 +34,16 @@ impl Engine {
     pub const ALL: [Self; 4] = [Self::Redis70, Self::Redis80, Self::Valkey81, Self::Valkey91];
 
     /// The other engines, for tests of what differs there.
-    pub const OTHERS: [Self; 4] = [Self::Redis60, Self::Redis62, Self::Redis86, Self::Valkey80];
+    pub const OTHERS: [Self; 8] = [
+        Self::Redis60,
+        Self::Redis62,
+        Self::Redis72,
+        Self::Redis74,
+        Self::Redis82,
+        Self::Redis86,
+        Self::Valkey80,
+        Self::Valkey90,
+    ];
 
     /// The name that `./dev engines` knows it by, such as `redis-7.0`.
     pub const fn name(self) -> &'static str {
@@ -34,10 +51,14 @@ impl Engine {
             Self::Redis60 => "redis-6.0",
             Self::Redis62 => "redis-6.2",
             Self::Redis70 => "redis-7.0",
+            Self::Redis72 => "redis-7.2",
+            Self::Redis74 => "redis-7.4",
             Self::Redis80 => "redis-8.0",
+            Self::Redis82 => "redis-8.2",
             Self::Redis86 => "redis-8.6",
             Self::Valkey80 => "valkey-8.0",
             Self::Valkey81 => "valkey-8.1",
+            Self::Valkey90 => "valkey-9.0",
             Self::Valkey91 => "valkey-9.1",
         }
     }
@@ -49,7 +70,7 @@ impl Engine {
 
     /// Whether this is Valkey; otherwise it is Redis.
     pub const fn is_valkey(self) -> bool {
-        matches!(self, Self::Valkey80 | Self::Valkey81 | Self::Valkey91)
+        matches!(self, Self::Valkey80 | Self::Valkey81 | Self::Valkey90 | Self::Valkey91)
     }
 
     /// The first number of the version.
@@ -68,10 +89,14 @@ impl Engine {
             Self::Redis60 => (6, 0),
             Self::Redis62 => (6, 2),
             Self::Redis70 => (7, 0),
+            Self::Redis72 => (7, 2),
+            Self::Redis74 => (7, 4),
             Self::Redis80 => (8, 0),
+            Self::Redis82 => (8, 2),
             Self::Redis86 => (8, 6),
             Self::Valkey80 => (8, 0),
             Self::Valkey81 => (8, 1),
+            Self::Valkey90 => (9, 0),
             Self::Valkey91 => (9, 1),
         }
     }

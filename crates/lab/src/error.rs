@@ -15,6 +15,9 @@ pub enum LabError {
     /// etcd's binary is not on this machine.
     #[error("etcd is not on this machine: run `./dev engines etcd`")]
     EtcdMissing,
+    /// nutcracker's binary is not on this machine.
+    #[error("nutcracker is not on this machine: run `./dev engines nutcracker`")]
+    NutcrackerMissing,
     /// A server process ended, or never became ready, after it was started.
     #[error("{server} did not start: {reason}; the end of its log:\n{log_tail}")]
     StartFailed {

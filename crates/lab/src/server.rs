@@ -13,6 +13,7 @@ use redis::{
 };
 use tempfile::TempDir;
 
+use crate::binaries::Binaries;
 use crate::engine::Engine;
 use crate::error::LabError;
 use crate::ports;
@@ -65,6 +66,7 @@ pub struct ServerBuilder {
     unix_socket: bool,
     cluster: bool,
     sentinel: bool,
+    modules: bool,
     nodes_conf: Option<String>,
 }
 
@@ -121,6 +123,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Loads the modules that came with the engine: [`Engine::Redis72`] and [`Engine::Redis74`] have some.
+    #[must_use]
+    pub fn modules(mut self) -> Self {
+        self.modules = true;
+        self
+    }
+
     /// Runs as a sentinel. Directives beginning with `sentinel` name what it watches.
     #[must_use]
     pub(crate) fn sentinel(mut self) -> Self {
@@ -165,7 +174,8 @@ impl ServerBuilder {
 
     /// Starts the process without waiting for it.
     pub(crate) fn launch(&self) -> Result<Server, LabError> {
-        let binary = self.engine.binaries()?.server;
+        let Binaries { server: binary, modules, .. } = self.engine.binaries()?;
+        let modules = if self.modules { modules } else { Vec::new() };
         let dir = tempfile::Builder::new()
             .prefix("whimbrel-lab-")
             .tempdir()
@@ -173,10 +183,11 @@ impl ServerBuilder {
         let port = ports::free_port()?;
         let tls_port = self.tls.is_some().then(ports::free_port).transpose()?;
         let unix_socket = self.unix_socket.then(|| dir.path().join("server.sock"));
-        tls::write(
-            &config_file(dir.path()),
-            &self.config(dir.path(), port, tls_port, unix_socket.as_deref()),
-        )?;
+        let mut config = self.config(dir.path(), port, tls_port, unix_socket.as_deref());
+        for module in modules {
+            config.push_str(&format!("loadmodule {}\n", quoted(&module.to_string_lossy())));
+        }
+        tls::write(&config_file(dir.path()), &config)?;
 
         if let Some(text) = &self.nodes_conf {
             std::fs::write(dir.path().join("nodes.conf"), text)
@@ -266,6 +277,7 @@ impl Server {
             unix_socket: false,
             cluster: false,
             sentinel: false,
+            modules: false,
             nodes_conf: None,
         }
     }

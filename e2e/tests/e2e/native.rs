@@ -46,7 +46,7 @@ enum Hold {
 
 fn prevent(scene: &Scene, hold: Hold) {
     let node = &scene.cluster.nodes()[0];
-    if node.engine() == Engine::Valkey91 {
+    if node.engine().is_valkey() {
         let is_on = if hold == Hold::Off { "0" } else { "1" };
         node.call(&["DEBUG", "SLOTMIGRATION", "PREVENT-PAUSE", is_on]);
         return;
@@ -64,7 +64,7 @@ fn prevent(scene: &Scene, hold: Hold) {
 fn listed(scene: &Scene, node: usize) -> String {
     let node = &scene.cluster.nodes()[node];
     let command: &[&str] = match node.engine() {
-        Engine::Valkey91 => &["CLUSTER", "GETSLOTMIGRATIONS"],
+        engine if engine.is_valkey() => &["CLUSTER", "GETSLOTMIGRATIONS"],
         _ => &["CLUSTER", "MIGRATION", "STATUS", "ALL"],
     };
     format!("{:?}", node.call(command))
@@ -114,7 +114,7 @@ fn what_does_not_move_is_left(engine: Engine) {
     assert!(why.contains("it did not move for 2 s"), "{why}");
     assert!(job["notices"].to_string().contains("did not move"), "{job:#}");
     // Of the node that was asked to move them.
-    let driver = if engine == Engine::Valkey91 { 0 } else { 1 };
+    let driver = if engine.is_valkey() { 0 } else { 1 };
     assert!(listed(&scene, driver).contains("cancel"), "{}", listed(&scene, driver));
     assert_kept(&scene, writers, 1);
     scene.assert_unchanged(&before);
@@ -158,7 +158,7 @@ mod matrix {
     }
 
     whimbrel_lab::for_each_engine! {
-        on Redis86 Valkey91:
+        on Redis86 Valkey90 Valkey91:
             who_was_killed_goes_on
             who_was_killed_is_cancelled
             a_job_is_cancelled
@@ -248,7 +248,7 @@ fn a_server_that_forgets_is_asked_again(engine: Engine) {
     let before = scene.unwritten();
     let mut running = held(&scene, Hold::Slow, &["--method", "native"]);
     // The node that is asked how far it is: the source on Valkey, the target on Redis.
-    let node = if engine == Engine::Valkey91 { 0 } else { 1 };
+    let node = if engine.is_valkey() { 0 } else { 1 };
     let node = &scene.cluster.nodes()[node];
     node.kill9().expect("killed");
     node.restart().expect("it starts again");

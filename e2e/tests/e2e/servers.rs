@@ -145,7 +145,7 @@ mod matrix {
     }
 
     whimbrel_lab::for_each_engine! {
-        on Redis62 Redis70 Redis80 Valkey80 Valkey81 Valkey91:
+        on Redis62 Redis70 Redis72 Redis74 Redis80 Redis82 Valkey80 Valkey81 Valkey90 Valkey91:
             keys_are_copied
             a_sync_leaves_it
             its_slots_move

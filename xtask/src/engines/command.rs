@@ -1,11 +1,22 @@
 //! Programs that are run.
 
-use std::process::Command;
+use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
 
 /// Runs a command to its end and returns what it printed. A failure carries its own error lines, on one line.
 pub(super) fn stdout(command: &mut Command) -> Result<String> {
+    Ok(String::from_utf8_lossy(&run(command)?.stdout).into_owned())
+}
+
+/// As [`stdout`], and what it said as if it were an error: some tell their version there.
+pub(super) fn banner(command: &mut Command) -> Result<String> {
+    let output = run(command)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(text(&output.stdout) + &text(&output.stderr))
+}
+
+fn run(command: &mut Command) -> Result<Output> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {
@@ -17,5 +28,5 @@ pub(super) fn stdout(command: &mut Command) -> Result<String> {
         }
         bail!("{program} failed ({}): {}", output.status, lines.join("; "));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    Ok(output)
 }

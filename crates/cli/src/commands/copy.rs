@@ -117,7 +117,11 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         if overwrites {
             losses.show(stop).await?;
         }
-        return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
+        return Ok(match (stop.is_cancelled(), plan.left_behind.has_keys()) {
+            (true, _) => Exit::Stopped,
+            (false, true) => Exit::Partial,
+            (false, false) => Exit::Success,
+        });
     }
     if overwrites && let Some(exit) = losses.ask(args.ask.yes, stop).await? {
         return Ok(exit);
@@ -224,23 +228,10 @@ fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
     }
 }
 
-/// Shows both sides of a copy or a sync, and those of the databases that are worth a line.
+/// Shows both sides of a copy or a sync, those of the databases that are worth a line, and what stays behind.
 pub fn show_sides(plan: &Plan, is_shown: impl Fn(&PlannedDb) -> bool) {
-    eprintln!("source   {}", plan.source);
-    eprintln!("target   {}", plan.target);
-    for db in plan.dbs.iter().filter(|db| is_shown(db)) {
-        let selected = match db.selected_keys {
-            Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
-            None => ", a part of them selected".to_owned(),
-            _ => String::new(),
-        };
-        eprintln!(
-            "db {:<5} {}{selected}; to db {}, which holds {}",
-            db.db.source,
-            format_count_of(db.source_keys, "key"),
-            db.db.target,
-            format_count(db.target_keys)
-        );
+    for line in plan.lines(is_shown) {
+        eprintln!("{line}");
     }
 }
 

@@ -159,7 +159,7 @@ impl ClusterView {
                     let named = |name: &str| name.eq_ignore_ascii_case(&host);
                     *p == port && (named(h) || n.hostname.as_deref().is_some_and(named))
                 }
-                Address::Unix(_) | Address::Sentinel(_) => false,
+                Address::Unix(_) | Address::Sentinel(_) | Address::Behind(_) => false,
             };
             let found: Vec<&Node> = self.nodes.iter().filter(named).collect();
             return match found[..] {

@@ -86,6 +86,9 @@ pub async fn assess(
     stop: &CancellationToken,
 ) -> Result<Assessment> {
     let started = Instant::now();
+    for side in std::iter::once(source).chain(target) {
+        side.check_direct("copies go through it, and nothing else does")?;
+    }
     let before = activities(source).await?;
     let mut facts = Facts { source: Inventory::take(source).await?, ..Facts::default() };
     facts.dbs.clone_from(&options.copy.dbs);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::format_count_of;
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::expiry;
@@ -13,6 +13,7 @@ use whimbrel_wire::value::Value;
 
 use crate::keys::Fetch;
 use crate::large::Existing;
+use crate::modules::{LeftBehind, left_behind};
 use crate::pipeline::{CopyOptions, DbPair, Shared};
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
@@ -28,6 +29,31 @@ pub struct Plan {
     pub dbs: Vec<PlannedDb>,
     /// Function libraries on the source that nobody asked to copy.
     pub functions_left: usize,
+    /// What modules of the source leave behind.
+    pub left_behind: LeftBehind,
+}
+
+impl Plan {
+    /// Both sides, those of the databases that are worth a line, and what stays behind.
+    pub fn lines(&self, is_shown: impl Fn(&PlannedDb) -> bool) -> Vec<String> {
+        let mut lines = vec![format!("source   {}", self.source), format!("target   {}", self.target)];
+        for db in self.dbs.iter().filter(|db| is_shown(db)) {
+            let selected = match db.selected_keys {
+                Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
+                None => ", a part of them selected".to_owned(),
+                _ => String::new(),
+            };
+            lines.push(format!(
+                "db {:<5} {}{selected}; to db {}, which holds {}",
+                db.db.source,
+                format_count_of(db.source_keys, "key"),
+                db.db.target,
+                format_count(db.target_keys)
+            ));
+        }
+        lines.extend(self.left_behind.lines());
+        lines
+    }
 }
 
 impl Plan {
@@ -66,6 +92,10 @@ pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
                 .with_remedy("wait until it has finished"));
         }
         for (db, counts) in info.keyspace() {
+            if db != 0 && deployment.is_proxied() {
+                // Clients of the proxy have none but this.
+                continue;
+            }
             *sums.entry(db).or_insert(0) += counts.keys;
         }
     }
@@ -119,6 +149,10 @@ pub async fn plan(
     count_selected: bool,
     stop: &CancellationToken,
 ) -> Result<Plan> {
+    if options.mirror {
+        source.check_direct("it does not say what changes")?;
+        target.check_direct("a sync needs transactions there")?;
+    }
     check_reading(source, options.dbs.iter().map(|db| db.source)).await?;
     check_distinct(source, target, options)?;
     check_target(target, options).await?;
@@ -161,6 +195,7 @@ pub async fn plan(
         target: described(target),
         dbs,
         functions_left: crate::functions::count(source).await,
+        left_behind: left_behind(source, target, options, stop).await?,
     })
 }
 
@@ -168,7 +203,7 @@ pub async fn plan(
 fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOptions) -> Result<()> {
     let ids = |d: &Deployment| -> Vec<String> {
         let topology = d.topology();
-        if topology.cluster {
+        if topology.cluster || topology.is_proxied() {
             topology.shards.iter().map(|s| s.id.clone()).collect()
         } else {
             vec![d.facts.run_id.clone()]
@@ -197,6 +232,9 @@ fn described(deployment: &Deployment) -> String {
             "{at}: {}, cluster of {primaries} primaries and {replicas} replicas",
             deployment.facts.version
         )
+    } else if topology.is_proxied() {
+        let servers = format_count_of(topology.shards.len() as u64, "server");
+        format!("{at}: {}, {servers} behind a proxy", deployment.facts.version)
     } else {
         format!("{at}: {}, standalone", deployment.facts.version)
     }

@@ -50,6 +50,7 @@ use whimbrel_wire::value::Value;
 
 pub(crate) use staging::STAGING_PREFIX;
 pub use staging::{staging_job, staging_key};
+pub(crate) use task::is_of_module;
 pub use task::{Assembly, Existing, KeyType, Outcome, Transfer, type_of};
 
 use chunk::{Chunk, Expect, Reader};
@@ -246,7 +247,9 @@ impl Mover<'_> {
                 let reader = StreamReader::new(key, staging, t, strict);
                 self.move_by(reader, &kind, watched, source, target).await
             }
-            KeyType::Module(name) => Err(Halt::Unholdable(format!("module type {name}"))),
+            KeyType::Module(name) => {
+                Err(Halt::Unholdable(format!("the target does not take what its type, {name}, is dumped as")))
+            }
         }
     }
 

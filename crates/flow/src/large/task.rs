@@ -130,6 +130,11 @@ impl KeyType {
     }
 }
 
+/// Whether a type is none of those that every server has.
+pub(crate) fn is_of_module(name: &str) -> bool {
+    matches!(KeyType::of_name(name), Some(KeyType::Module(_)))
+}
+
 /// The type of `key`, or `None` where there is no such key.
 ///
 /// # Errors

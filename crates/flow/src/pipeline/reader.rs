@@ -24,6 +24,7 @@ use crate::budget::MemoryPermit;
 use crate::keys::read::{Answer, UNSTABLE_ROUNDS_MAX};
 use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Samples, pack, usage, was_sampled};
 use crate::keys::{Fetch, Found, KeyState, Read, Way};
+use crate::large::is_of_module;
 use crate::progress::CopyProgress;
 use crate::retry::Backoff;
 use crate::scan::Unit;
@@ -84,14 +85,16 @@ pub(super) struct Reader {
 
 impl Reader {
     pub fn new(shared: Arc<Shared>, unit: Unit, average_bytes: u64) -> Reader {
+        let expires_seen = shared.source.is_proxied();
         Reader {
-            transactions: !shared.source.is_cluster(),
+            transactions: !shared.source.is_cluster() && !shared.source.is_proxied(),
             careful: average_bytes >= CAREFUL_AVERAGE_BYTES,
             shared,
             unit,
             link: None,
             redirects: HashMap::new(),
-            expires_seen: false,
+            // A key need not lie at the server of a proxy that was asked for its counters.
+            expires_seen,
             average_bytes: average_bytes.max(16) as f64,
         }
     }
@@ -293,10 +296,13 @@ impl Reader {
             return Ok(Vec::new());
         }
         let replies = self.memory_usage(&keys).await?;
+        let whole = self.only_whole(&keys, &replies).await?;
         let mut sized = Vec::with_capacity(keys.len());
         for (key, reply) in keys.into_iter().zip(replies) {
             match (&reply, ServerError::of(&reply).map(|e| e.code)) {
-                (Value::Int(n), _) if n.unsigned_abs() > self.shared.options.big_key_bytes => {
+                (Value::Int(n), _)
+                    if n.unsigned_abs() > self.shared.options.big_key_bytes && !whole.contains(&key) =>
+                {
                     last.in_chunks.push(key);
                 }
                 (Value::Int(n), _) => sized.push((key, n.unsigned_abs())),
@@ -313,6 +319,26 @@ impl Reader {
             }
         }
         Ok(pack(sized))
+    }
+
+    /// Those of the large keys whose values nobody can take apart: their types are those of modules.
+    async fn only_whole(&mut self, keys: &[Bytes], usages: &[Value]) -> Result<HashSet<Bytes>> {
+        let big = self.shared.options.big_key_bytes;
+        let is_large = |usage: &Value| usage.as_int().is_some_and(|n| n.unsigned_abs() > big);
+        let large: Vec<&Bytes> =
+            keys.iter().zip(usages).filter(|(_, usage)| is_large(usage)).map(|(key, _)| key).collect();
+        if large.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let ask = |out: &mut Outbox| {
+            for key in &large {
+                out.push(&[b"TYPE", key]);
+            }
+            large.len()
+        };
+        let types = self.exchange(&ask).await?;
+        let of_modules = large.iter().zip(&types).filter(|(_, name)| name.as_str().is_some_and(is_of_module));
+        Ok(of_modules.map(|(key, _)| (*key).clone()).collect())
     }
 
     /// The replies of `MEMORY USAGE`, exact for all that are not above the big-key size.

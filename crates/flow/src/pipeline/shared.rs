@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) target: Arc<Deployment>,
     pub(crate) options: CopyOptions,
     pub(crate) progress: Arc<CopyProgress>,
+    /// A proxy stands before one side: values travel whole or not at all.
+    pub(crate) is_proxied: bool,
     /// Cancelled when the user wants to stop: scanning ends, what is in the lanes is finished.
     pub(crate) stop: CancellationToken,
     pub(crate) limits: Limits,
@@ -49,7 +51,12 @@ impl Shared {
         stop: CancellationToken,
     ) -> Shared {
         let _watching = latency::watch(&options.rates, vec![source.clone(), target.clone()]);
+        let is_proxied = source.is_proxied() || target.is_proxied();
+        // Pieces are put together by transactions, and by names that a proxy would send elsewhere.
+        let big_key_bytes = if is_proxied { u64::MAX } else { options.big_key_bytes };
+        let options = CopyOptions { big_key_bytes, ..options };
         Shared {
+            is_proxied,
             limits: Limits::new(&options, progress.clone(), stop.clone()),
             failures: Failures::new(progress.clone(), options.mirror),
             suspects: Suspects::default(),

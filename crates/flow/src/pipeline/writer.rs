@@ -348,6 +348,11 @@ impl Writer {
     }
 
     async fn write_in_chunks(&mut self, key: Bytes) -> Result<()> {
+        if self.shared.is_proxied {
+            let why = "it does not go to the target in one command, and through a proxy in no other way";
+            self.shared.failed(self.unit.db, &key, why.to_owned());
+            return Ok(());
+        }
         let progress = self.shared.progress.clone();
         let _permit = self.shared.limits.big_transfers.start().await;
         CopyProgress::shift(&progress.big_in_flight, 1);

@@ -21,8 +21,10 @@ use whimbrel_engine::probe::Info;
 use super::state::Position;
 use super::status::SourceView;
 use crate::large::elements::{self, ElementCommands};
+use crate::modules::filled_by;
 use crate::pipeline::{DbPair, Lanes, Shared, Tracker, average_bytes};
 use crate::progress::CopyProgress;
+use crate::retry::Backoff;
 use crate::scan::{KeyScan, Unit};
 use crate::verify::{BATCH_KEYS_MAX, Comparer};
 
@@ -82,6 +84,8 @@ pub(super) struct Source {
     /// By database of the source.
     lanes: BTreeMap<u32, Lanes>,
     element_links: ElementLinks,
+    /// By database, where there may be series.
+    series_links: BTreeMap<u32, Link>,
     position: Arc<Mutex<Option<History>>>,
 }
 
@@ -164,6 +168,7 @@ impl Source {
             later_since: Instant::now(),
             lanes: BTreeMap::new(),
             element_links: ElementLinks::default(),
+            series_links: BTreeMap::new(),
             position: Arc::new(Mutex::new(position)),
         }
     }
@@ -395,6 +400,7 @@ impl Source {
             }
             return Ok(true);
         };
+        let keys = with_filled(&self.shared, &self.unit, &mut self.series_links, db, keys).await?;
         let (shared, unit) = (&self.shared, &self.unit);
         let lanes = self.lanes.entry(db).or_insert_with(|| {
             let unit = Unit { db, ..unit.clone() };
@@ -497,6 +503,44 @@ impl Source {
 }
 
 /// The databases of a server that hold keys.
+/// These keys, and those that are filled with what is written to them.
+async fn with_filled(
+    shared: &Shared,
+    unit: &Unit,
+    links: &mut BTreeMap<u32, Link>,
+    db: u32,
+    mut keys: Vec<Bytes>,
+) -> Result<Vec<Bytes>> {
+    if !shared.source.capabilities.series || keys.is_empty() {
+        return Ok(keys);
+    }
+    let unit = Unit { db, ..unit.clone() };
+    let mut backoff = Backoff::new(shared.options.retry);
+    loop {
+        let asked = async {
+            let mut link = match links.remove(&db) {
+                Some(link) => link,
+                None => unit.open(&shared.source).await?,
+            };
+            let filled = filled_by(&mut link, &keys).await?;
+            links.insert(db, link);
+            Ok(filled)
+        };
+        match asked.await {
+            Ok(filled) => {
+                let known: BTreeSet<Bytes> = keys.iter().cloned().collect();
+                let more: BTreeSet<Bytes> = filled
+                    .into_iter()
+                    .filter(|key| !known.contains(key) && shared.options.selection.admits(key))
+                    .collect();
+                keys.extend(more);
+                return Ok(keys);
+            }
+            Err(e) => shared.pause(&mut backoff, e).await?,
+        }
+    }
+}
+
 async fn keyspace(link: &mut Link) -> Result<BTreeSet<u32>> {
     if Info::ask(link, "persistence").await?.field("loading") != Some("0") {
         // Until then it counts fewer databases than it has.

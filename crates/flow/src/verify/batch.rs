@@ -13,7 +13,6 @@ use super::pair::{
 };
 use super::peer::{Peer, Request};
 use super::report::DifferenceKind;
-use super::vectors::VECTOR_SET;
 
 /// Keys that begin so are not data: a copy builds large values under such names before it puts them in place.
 const STAGING_PREFIX: &[u8] = b"whimbrel:staging:";
@@ -210,8 +209,7 @@ impl Pair {
             Some(KeyType::List) => self.list(case).await,
             Some(KeyType::Set | KeyType::Zset | KeyType::Hash) => self.unordered(case).await,
             Some(KeyType::Stream) => self.stream(case).await,
-            Some(KeyType::Module(name)) if name == VECTOR_SET => self.vector_set(case).await,
-            Some(KeyType::Module(_)) => self.module(case).await,
+            Some(KeyType::Module(name)) => self.module(case, &name).await,
             None => Ok(()),
         };
         closed(case, outcome)

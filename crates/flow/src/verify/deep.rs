@@ -396,7 +396,7 @@ impl Pair {
 
     /// A value that only a module understands: equal where it serialises to the same bytes. Where it does
     /// not, nothing is known: a module may serialise the same value in several ways.
-    pub(super) async fn module(&mut self, case: &mut Case) -> Result<(), Fault> {
+    pub(super) async fn payload(&mut self, case: &mut Case) -> Result<(), Fault> {
         if case.verdict == Verdict::Equal {
             case.verdict = Verdict::Opaque;
         }

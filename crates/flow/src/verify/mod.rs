@@ -23,6 +23,7 @@ mod case;
 mod counts;
 mod deep;
 mod groups;
+mod modules;
 mod options;
 mod pair;
 mod peer;

@@ -320,6 +320,7 @@ fn migration() -> (Arc<MigrationState>, Moves) {
         restore: true,
         set_pxat: true,
         many_elements: true,
+        series: false,
         query_bytes_max: None,
         payload_version_max: None,
     };

@@ -70,6 +70,7 @@ impl Upstream {
     /// As [`Deployment::probe`].
     pub(crate) async fn find(endpoint: &Endpoint, link: LinkOptions) -> Result<Found> {
         let deployment = Deployment::probe(endpoint.clone(), link).await?;
+        deployment.check_direct("clients would get what it passes on, and no more")?;
         let (facts, can) = (deployment.facts.clone(), deployment.capabilities);
         let endpoint = deployment.endpoint.clone();
         let cluster = if deployment.is_cluster() {
