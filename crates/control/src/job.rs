@@ -22,9 +22,10 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
 use crate::clock::now_s;
-use crate::executor::{Executor, JobProgress, Known};
+use crate::executor::{Executor, Known};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
+use crate::progress::JobProgress;
 use crate::report::{Ending, JobReport, Pauses};
 use crate::store::{Journal, Status};
 use crate::topology::Topology;
@@ -110,7 +111,10 @@ impl View {
 
     /// How the job stands, in words.
     pub fn words(&self) -> String {
-        self.lock().words.clone()
+        match self.progress.waits_for() {
+            waits if waits.is_empty() => self.lock().words.clone(),
+            waits => format!("{}: waits: {waits}", self.lock().words),
+        }
     }
 
     /// From now on `topology` is notified of slots as soon as they are handed over.
@@ -160,7 +164,7 @@ pub async fn run(
         deployment,
         record.transfer.clone(),
         record.job.rules().clone(),
-        record.job.id().to_string(),
+        (record.job.id().to_string(), record.job.slots()),
         view.progress.clone(),
         cancel.clone(),
         known(&record),
@@ -174,6 +178,7 @@ pub async fn run(
         outcome = drive(&mut record, journal, &mut executor, view, &latest, &cancel) => outcome,
         never = publish(journal, &latest, &view.progress) => match never {},
     };
+    view.progress.waits(None);
     if record.job.has_ended() {
         executor.put_back().await;
     }
@@ -341,7 +346,8 @@ fn status_now(record: &Record, view: &View) -> Status {
 
 /// The same with what changes while an effect is carried out.
 fn as_of_now(status: Status, progress: &JobProgress) -> Status {
-    Status { keys_moved: progress.keys().0, rates: progress.rates.now(), ..status }
+    let message = Some(progress.waits_for()).filter(|what| !what.is_empty()).unwrap_or(status.message);
+    Status { keys_moved: progress.keys().0, rates: progress.rates.now(), message, ..status }
 }
 
 /// How a job stands, for others.

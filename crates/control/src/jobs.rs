@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
@@ -41,6 +41,45 @@ pub struct Seen {
     pub entry: Entry,
     /// Whether it has.
     pub answers: bool,
+    /// Whether it is none of the folder's.
+    pub is_elsewhere: bool,
+}
+
+impl Seen {
+    /// What a person calls its state: a phase alone does not say that nobody runs it.
+    pub fn state_in_words(&self) -> String {
+        let status = &self.entry.status;
+        let state = match (self.entry.state(), self.answers) {
+            ("ended", _) => return status.phase.clone(),
+            (_, false) => "does not answer",
+            (_, true) if status.rates.paused => "paused",
+            (state, true) => state,
+        };
+        let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
+        match status.phase.is_empty() {
+            true => format!("{state}{ordered}"),
+            false => format!("{state}: {}{ordered}", status.phase),
+        }
+    }
+
+    /// As a program reads it; `again` is the command that goes on with it.
+    pub fn as_json(&self, again: Option<String>) -> Value {
+        let entry = &self.entry;
+        let mut line = json!(entry);
+        line["name"] = json!(entry.status.id);
+        line["state"] = json!(entry.state());
+        line["answers"] = json!(self.answers);
+        line["elsewhere"] = json!(self.is_elsewhere);
+        line["percent"] = json!(entry.status.percent());
+        line["ended_s"] = json!(entry.status.ended.then_some(entry.status.updated_s));
+        line["again"] = json!(again);
+        line
+    }
+
+    /// What others do in a cluster.
+    pub fn elsewhere(status: Status) -> Seen {
+        Seen { entry: Entry { status, running: true }, answers: true, is_elsewhere: true }
+    }
 }
 
 impl Jobs {
@@ -115,7 +154,8 @@ impl Jobs {
             let socket = self.store.socket(&entry.status.id);
             asked.spawn(async move { (place, steering::standing(&socket).await) });
         }
-        let mut seen: Vec<Seen> = entries.into_iter().map(|entry| Seen { entry, answers: true }).collect();
+        let mut seen: Vec<Seen> =
+            entries.into_iter().map(|entry| Seen { entry, answers: true, is_elsewhere: false }).collect();
         while let Some(answer) = asked.join_next().await {
             let Ok((place, standing)) = answer else { continue };
             match standing {

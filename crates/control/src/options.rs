@@ -2,6 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+/// How long a job stands still before it fails where nobody says, in milliseconds.
+pub const STALL_MS: u64 = 600_000;
+
+pub(crate) fn usual_stall_ms() -> u64 {
+    STALL_MS
+}
+
 /// How the external method moves keys. It survives a restart with its job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferOptions {
@@ -19,6 +26,10 @@ pub struct TransferOptions {
     pub rate_keys: Option<u64>,
     /// Bytes per second, at most.
     pub rate_bytes: Option<u64>,
+    /// How long a job may stand still: wait for others that are at work at its nodes, or for a node that does
+    /// not answer; in milliseconds.
+    #[serde(default = "usual_stall_ms")]
+    pub stall_ms: u64,
 }
 
 impl Default for TransferOptions {
@@ -31,6 +42,7 @@ impl Default for TransferOptions {
             touched_bytes: 256 << 20,
             rate_keys: None,
             rate_bytes: None,
+            stall_ms: STALL_MS,
         }
     }
 }

@@ -322,6 +322,7 @@ pub async fn prepare(
                 source: planned.source.clone(),
                 target: planned.target.clone(),
                 slots: planned.slots.clone(),
+                stall_ms: settings.transfer.stall_ms,
                 keys: planned.slots.iter().map(|slot| keys_of(&planned.source, slot)).sum(),
                 begun: false,
             }),

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
+use whimbrel_engine::error::Result;
 use whimbrel_fleet::login::{Challenge, Verifier, is_same};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Reply;
@@ -303,7 +304,7 @@ async fn about_slots<J: Jobs>(
 async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], node: Option<&NodeId>, jobs: &J) -> Value {
     match (&sub.to_ascii_uppercase()[..], args) {
         (b"MIGRATESLOTS", [_, _, ..]) => migrate(args, node, jobs).await,
-        (b"GETSLOTMIGRATIONS", []) => match (jobs.list().await, node) {
+        (b"GETSLOTMIGRATIONS", []) => match (all_jobs(jobs).await, node) {
             (Ok(all), Some(node)) => Value::Array(jobs_of(node, all).take(LISTED_MAX).collect()),
             (Ok(all), None) => Value::Array(all.iter().take(LISTED_MAX).map(JobView::reply).collect()),
             (Err(e), _) => error(e.to_string()),
@@ -324,6 +325,18 @@ async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], node: Option<&NodeId>, job
         }
         _ => unknown_subcommand("CLUSTER", sub),
     }
+}
+
+/// Our jobs, the newest first, and after them what others do in the cluster. These are a courtesy: where the
+/// cluster cannot be asked, ours are told without them.
+async fn all_jobs<J: Jobs>(jobs: &J) -> Result<Vec<JobView>> {
+    let (ours, others) = tokio::join!(jobs.list(), jobs.others());
+    let mut all = ours?;
+    match others {
+        Ok(others) => all.extend(others),
+        Err(error) => tracing::info!(%error, "what others do in the cluster cannot be told"),
+    }
+    Ok(all)
 }
 
 async fn migrate<J: Jobs>(args: &[Bytes], node: Option<&NodeId>, jobs: &J) -> Value {
@@ -353,8 +366,13 @@ async fn cancel<J: Jobs>(name: Option<&[u8]>, node: Option<&NodeId>, jobs: &J) -
     };
     all.retain(|job| node.is_none_or(|node| job.source == node.as_str()));
     let is_meant = |job: &&JobView| name.is_none_or(|name| job.name.as_bytes() == name);
-    if name.is_some() && !all.iter().any(|job| is_meant(&job)) {
-        return error("No such slot migration job");
+    if let Some(name) = name
+        && !all.iter().any(|job| is_meant(&job))
+    {
+        let others = jobs.others().await.unwrap_or_default();
+        let other = others.into_iter().find(|job| job.name.as_bytes() == name);
+        let Some(other) = other else { return error("No such slot migration job") };
+        return error(format!("this is none of our jobs: {}", other.message));
     }
     let active: Vec<&JobView> = all.iter().filter(is_meant).filter(|job| !job.state.is_final()).collect();
     if active.is_empty() {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::Phase;
 use whimbrel_core::node::NodeId;
@@ -29,7 +30,7 @@ use crate::job::View;
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
 use crate::steering::Request;
 use crate::store::{Entry, Status, Store};
-use crate::strangers::{self, Own};
+use crate::strangers::{self, Own, Wanted};
 use crate::topology::Topology;
 
 use super::migrations::{JobState, JobView};
@@ -50,6 +51,12 @@ const LEAVE_POLL: Duration = Duration::from_millis(5);
 
 /// How often the cluster is asked for changes that are not our own.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
+
+/// For how long what others do in the cluster is told as it was found.
+const OTHERS_KEPT: Duration = Duration::from_secs(1);
+
+/// How long a client that asks for jobs waits for that at most.
+const OTHERS_WITHIN: Duration = Duration::from_millis(500);
 
 /// How many questions of clients are passed on to nodes at once; others wait.
 const ASKED_MAX: usize = 8;
@@ -96,6 +103,8 @@ pub struct Queue {
     /// The cluster as it was last seen: how its nodes are reached.
     seen: Mutex<Arc<ClusterView>>,
     asked: Semaphore,
+    /// What others do in the cluster, and when it was looked.
+    others: tokio::sync::Mutex<Option<(Instant, Vec<JobView>)>>,
     /// Connections over which questions were passed on, and when. As many as may be asked at once.
     links: Mutex<Vec<(NodeId, Link, Instant)>>,
 }
@@ -112,6 +121,7 @@ impl Queue {
             seen: Mutex::new(Arc::new(view)),
             asked: Semaphore::new(ASKED_MAX),
             links: Mutex::default(),
+            others: tokio::sync::Mutex::default(),
             deployment,
             store,
             settings,
@@ -213,7 +223,7 @@ impl Queue {
             self.begin(&mut tasks);
         }
         let ours: BTreeSet<String> = self.lock().running.keys().cloned().collect();
-        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.leave()).await;
+        let _ = timeout(LEAVE_TIMEOUT, self.leave()).await;
         tasks.shutdown().await;
         {
             let mut state = self.lock();
@@ -221,7 +231,7 @@ impl Queue {
             // Their journals are open as well.
             state.waiting.clear();
         }
-        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.closed(&ours)).await;
+        let _ = timeout(LEAVE_TIMEOUT, self.closed(&ours)).await;
     }
 
     /// Waits until nobody has the journals of these jobs open any more: what works on a job ends after the
@@ -398,8 +408,7 @@ impl Jobs for Queue {
         if let Some(slot) = moves.iter().find_map(|m| m.slots.intersection(&own.slots).iter().next()) {
             return Err(Error::own("take in jobs", format!("slot {slot} is part of another one")));
         }
-        let involved = moves.iter().flat_map(|m| [m.source.clone(), m.target.clone()]).collect();
-        strangers::refuse(&self.deployment, &involved, &own).await?;
+        strangers::refuse(&self.deployment, &Wanted::of(&moves), &own).await?;
         let counts = self.count(&moves, &self.view().await?).await?;
         let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
         let ready = service::prepare(&self.store, &self.deployment, &moves, &self.settings, keys_of).await?;
@@ -416,6 +425,24 @@ impl Jobs for Queue {
         jobs.extend(self.lock().forgotten.iter().cloned());
         jobs.sort_by(|a, b| (b.created_s, &a.name).cmp(&(a.created_s, &b.name)));
         Ok(jobs)
+    }
+
+    async fn others(&self) -> Result<Vec<JobView>> {
+        // Clients ask again and again while something moves.
+        let mut others = self.others.lock().await;
+        if let Some((when, known)) = &*others
+            && when.elapsed() < OTHERS_KEPT
+        {
+            return Ok(known.clone());
+        }
+        let own: Vec<Status> = self.entries().await?.into_iter().map(|entry| entry.status).collect();
+        let found = match timeout(OTHERS_WITHIN, strangers::others(&self.deployment, &own)).await {
+            Ok(found) => found?.into_iter().filter_map(show).collect(),
+            // A node that does not answer holds up nobody.
+            Err(_) => others.take().map(|(_, known)| known).unwrap_or_default(),
+        };
+        *others = Some((Instant::now(), found.clone()));
+        Ok(found)
     }
 
     async fn cancel(&self, name: &str) -> Result<()> {

@@ -11,7 +11,7 @@ use whimbrel_engine::native::NativeSupport;
 use whimbrel_engine::nodes::{Counted, NodeState, Survey, SurveyOptions, Surveyed};
 
 use crate::service::{Method, Native};
-use crate::strangers::{self, Own};
+use crate::strangers::{self, Own, Wanted};
 
 /// Why the method is whimbrel's own unless something else is asked for.
 const PROMISES: &str = "it compares before each handover and bounds each pause";
@@ -156,14 +156,14 @@ impl Situation {
         SlotCosts::new(|slot| cost[usize::from(slot.number())])
     }
 
-    /// Nothing may move while something else does, or while something was left half-done.
+    /// Nothing may move while something else does with the same nodes or slots, or was left half-done there.
     ///
     /// # Errors
     /// `Unfit` where that is so.
-    pub fn refuse_trouble(&self, involved: &[NodeId]) -> Result<()> {
+    pub fn refuse_trouble(&self, moves: &[Move]) -> Result<()> {
+        let wanted = Wanted::of(moves);
         for node in &self.survey.nodes {
-            let is_involved = involved.contains(&node.id);
-            if let Some(what) = strangers::trouble_at(node, is_involved, &Own::default()) {
+            if let Some(what) = strangers::trouble_at(node, &wanted, &Own::default()) {
                 return Err(strangers::refusal(node, what));
             }
         }

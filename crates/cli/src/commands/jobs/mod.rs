@@ -12,6 +12,7 @@ use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
+use whimbrel_control::strangers;
 use whimbrel_core::units::{format_count, format_count_of, format_time};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -35,9 +36,19 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
     let folder = whimbrel_control::private::state_dir(args.state_dir.as_deref())?;
     let jobs = Jobs::of(&folder, again::arguments);
     let (named, as_json) = (args.state_dir.as_deref(), args.json);
-    match args.command.as_ref().unwrap_or(&JobsCommand::List) {
-        JobsCommand::List => {
-            list(&jobs.as_they_are(jobs.all()?).await, named, as_json);
+    let Some(command) = &args.command else {
+        list(&jobs.as_they_are(jobs.all()?).await, named, as_json);
+        return Ok(Exit::Success);
+    };
+    match command {
+        JobsCommand::List { access } => {
+            let mut seen = jobs.as_they_are(jobs.all()?).await;
+            if access.cluster.is_some() {
+                let own: Vec<Status> = seen.iter().map(|seen| seen.entry.status.clone()).collect();
+                let deployment = open(access, &Status::default()).await?;
+                seen.extend(strangers::others(&deployment, &own).await?.into_iter().map(Seen::elsewhere));
+            }
+            list(&seen, named, as_json);
             Ok(Exit::Success)
         }
         JobsCommand::Show { job } => {
@@ -120,33 +131,9 @@ fn say(as_json: bool, event: &str, text: &str) {
     }
 }
 
-/// What a person calls the state of a job: a phase alone does not say that nobody runs it.
-fn state_in_words(seen: &Seen) -> String {
-    let status = &seen.entry.status;
-    let state = match (seen.entry.state(), seen.answers) {
-        ("ended", _) => return status.phase.clone(),
-        (_, false) => "does not answer",
-        (_, true) if status.rates.paused => "paused",
-        (state, true) => state,
-    };
-    let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
-    match status.phase.is_empty() {
-        true => format!("{state}{ordered}"),
-        false => format!("{state}: {}{ordered}", status.phase),
-    }
-}
-
 fn as_object(seen: &Seen, folder: Option<&Path>) -> Value {
-    let entry = &seen.entry;
-    let mut line = json!(entry);
-    let again = entry.is_interrupted().then(|| again::command(&entry.status, folder));
-    line["name"] = json!(entry.status.id);
-    line["state"] = json!(entry.state());
-    line["answers"] = json!(seen.answers);
-    line["percent"] = json!(entry.status.percent());
-    line["ended_s"] = json!(entry.status.ended.then_some(entry.status.updated_s));
-    line["again"] = json!(again.flatten());
-    line
+    let again = seen.entry.is_interrupted().then(|| again::command(&seen.entry.status, folder));
+    seen.as_json(again.flatten())
 }
 
 fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
@@ -180,7 +167,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         table.row(vec![
             status.id.clone(),
             status.kind.word().to_owned(),
-            state_in_words(seen),
+            seen.state_in_words(),
             status.percent().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
             status.between(),
             slots,
@@ -191,6 +178,9 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         ]);
     }
     table.lines(Screen::of_stdout()).iter().for_each(|line| say!("{line}"));
+    for status in jobs.iter().filter(|seen| seen.is_elsewhere).map(|seen| &seen.entry.status) {
+        say!("{}: {}", status.id, status.message);
+    }
     for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| entry.is_interrupted()) {
         say_again(entry, folder);
     }
@@ -223,7 +213,7 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
     let status = &seen.entry.status;
     say!("job      {}", status.id);
     say!("kind     {}", status.kind.word());
-    say!("state    {}", state_in_words(seen));
+    say!("state    {}", seen.state_in_words());
     if !status.message.is_empty() {
         say!("         {}", status.message);
     }

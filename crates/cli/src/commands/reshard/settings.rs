@@ -35,6 +35,7 @@ pub fn settings(moving: &MovingArgs, method: Method) -> Settings {
             memory_bytes: moving.memory,
             rate_keys: moving.rate_keys,
             rate_bytes: moving.rate_bytes,
+            stall_ms: moving.stall,
             ..TransferOptions::default()
         },
         batch_keys: moving.batch_keys,
