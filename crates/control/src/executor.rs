@@ -13,6 +13,8 @@
 //! giving back that got no answer nobody knows, so it is said to be unknown and looked into.
 
 mod check;
+mod silence;
+mod waiting;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -33,6 +35,7 @@ use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, P
 use whimbrel_flow::functions;
 use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, TargetGate, TargetGateGuard, count_keys};
 
+pub use self::silence::Silence;
 use crate::naming::process_name;
 use crate::options::TransferOptions;
 use crate::pause::PauseNeed;
@@ -81,6 +84,8 @@ pub(crate) struct Known {
     pub sheltered: Vec<NodeId>,
     /// Whether the job has changed anything.
     pub begun: bool,
+    /// A node that did not answer.
+    pub silent: Option<Silence>,
 }
 
 /// Carries out effects for one job.
@@ -118,6 +123,8 @@ pub(crate) struct Executor {
     /// When the fence at hand was begun, and how long it took from there to the release the last times.
     fence_begun: Option<Instant>,
     sealing_took_ms: u64,
+    /// A node of the job that does not answer, as far as it was looked for one.
+    silent: Option<Silence>,
     /// Whether it gives way to others at these nodes, although it has begun: it is between two batches.
     gives_way: bool,
     /// How long it takes to write the job down.
@@ -135,7 +142,7 @@ impl Executor {
         stop: CancellationToken,
         known: Known,
     ) -> Executor {
-        let Known { members, sheltered, begun } = known;
+        let Known { members, sheltered, begun, silent } = known;
         Executor {
             deployment,
             options,
@@ -161,6 +168,7 @@ impl Executor {
             need: PauseNeed::default(),
             fence_begun: None,
             sealing_took_ms: 0,
+            silent,
             gives_way: false,
             write_took: Duration::ZERO,
             notices: Vec::new(),
@@ -176,6 +184,11 @@ impl Executor {
     /// with the job before it is switched off.
     pub(crate) fn sheltered(&self) -> &[NodeId] {
         &self.sheltered
+    }
+
+    /// A node that does not answer, to be written down with the job.
+    pub(crate) fn silent(&self) -> Option<&Silence> {
+        self.silent.as_ref()
     }
 
     /// Puts back what a job has changed besides slots and keys, where it ended in a way that did not.
@@ -389,14 +402,10 @@ impl Executor {
                         bytes_max: self.options.touched_bytes,
                         elements_max: TOUCHED_ELEMENTS_MAX,
                     },
+                    attach_timeout_ms: FeedOptions::default().attach_timeout_ms.min(self.options.stall_ms),
                     ..FeedOptions::default()
                 };
-                let (deployment, stop) = (self.deployment.clone(), self.stop.clone());
-                let attaching = Feed::attach(&deployment, &address, slots.clone(), options);
-                match stop.run_until_cancelled(attaching).await {
-                    Some(feed) => self.feed = Some(feed?),
-                    None => return Err(because(Why::Interrupted, "cancelled")),
-                }
+                self.feed = Some(self.attach_feed(&address, slots, options).await?);
             }
         }
         // Not before: of what is loaded from here on the feed tells.
@@ -685,6 +694,7 @@ impl Executor {
         let options = self.handover_options();
         let observation = Handover::observe_with(&self.deployment, &members, slots, &options).await?;
         self.sealed_at = Some(Instant::now());
+        self.note_silence(&observation).await;
         Ok(Detail::Observed(Box::new(observation)))
     }
 }

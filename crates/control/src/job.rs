@@ -22,7 +22,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
 use crate::clock::now_s;
-use crate::executor::{Executor, Known};
+use crate::executor::{Executor, Known, Silence};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
 use crate::progress::JobProgress;
@@ -55,6 +55,9 @@ pub struct Record {
     /// not count.
     #[serde(default)]
     pub batch_keys: Vec<u64>,
+    /// A node that does not answer, as the job last looked.
+    #[serde(default)]
+    pub silent: Option<Silence>,
     /// Why the servers' own migration was left, by which the job was begun.
     #[serde(default)]
     pub fell_back: Option<String>,
@@ -74,6 +77,7 @@ impl Record {
             sheltered,
             nodes,
             batch_keys: Vec::new(),
+            silent: None,
             fell_back: None,
             job,
         }
@@ -184,7 +188,7 @@ pub async fn run(
     }
     journal.publish(&status_now(&record, view));
     outcome?;
-    Ok(report(&record.job, started.elapsed(), view, executor.take_notices()))
+    Ok(report(&record, started.elapsed(), view, executor.take_notices()))
 }
 
 /// Shows others every now and then how the job stands, also while one long effect is carried out.
@@ -210,7 +214,8 @@ async fn publish(
 fn known(record: &Record) -> Known {
     let (source, target) = record.members.clone();
     let members = (!source.is_empty() && !target.is_empty()).then_some(Members { source, target });
-    Known { members, sheltered: record.sheltered.clone(), begun: has_begun(&record.job) }
+    let (sheltered, silent) = (record.sheltered.clone(), record.silent.clone());
+    Known { members, sheltered, begun: has_begun(&record.job), silent }
 }
 
 /// Whether anything was changed for the job: not before the check of its first batch is done.
@@ -293,6 +298,7 @@ async fn drive(
             record.members = (members.source.clone(), members.target.clone());
         }
         record.sheltered = executor.sheltered().to_vec();
+        record.silent = executor.silent().cloned();
         if cancel.is_cancelled() && !record.job.is_cancelling() {
             // Before the outcome: an effect that broke off because of it is then understood.
             if let Err(reject) = step(&mut record.job, Event::Cancel, &mut effects) {
@@ -368,7 +374,7 @@ pub fn status(record: &Record) -> Status {
         method: "external".to_owned(),
         fell_back: record.fell_back.clone(),
         phase: summary.phase.to_owned(),
-        message: message(job),
+        message: message(record),
         created_s: record.created_s,
         updated_s: now_s(),
         ended: job.has_ended(),
@@ -378,8 +384,9 @@ pub fn status(record: &Record) -> Status {
 
 /// Why a job is not done. Of one that has ended it says as well what has moved: batches that were handed over
 /// stay where they are.
-fn message(job: &Job) -> String {
-    let reason = job.summary().reason.map(|reason| reason.to_string()).unwrap_or_default();
+fn message(record: &Record) -> String {
+    let job = &record.job;
+    let reason = reason(record).unwrap_or_default();
     if !matches!(job.phase(), Phase::Ended(End::Failed(_) | End::Cancelled)) {
         return reason;
     }
@@ -391,7 +398,30 @@ fn message(job: &Job) -> String {
     if reason.is_empty() { outcome } else { format!("{reason}; {outcome}") }
 }
 
-fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobReport {
+/// Why it failed, is suspended, or starts a batch again, with the node that does not answer.
+fn reason(record: &Record) -> Option<String> {
+    let reason = record.job.summary().reason?;
+    let silent = record.silent.as_ref().filter(|_| reason.why == Why::Unreachable);
+    let staged = match (record.job.phase(), silent) {
+        (Phase::Ended(_), Some(_)) => {
+            "; what was staged there is left: once it is back, `whimbrel repair` removes it"
+        }
+        _ => "",
+    };
+    Some(silent.map_or_else(|| reason.to_string(), |silence| format!("{reason}: {silence}{staged}")))
+}
+
+/// Gives up a job that is suspended because a node has not answered for as long as it may stand still. False
+/// where that is not so, and where its slots may be between two owners: it has to go on then.
+pub(crate) fn give_up(record: &mut Record) -> bool {
+    let patience_s = record.transfer.stall_ms / 1_000;
+    let is_over = |silence: &Silence| now_s().saturating_sub(silence.since_s) >= patience_s;
+    record.silent.as_ref().is_some_and(is_over)
+        && step(&mut record.job, Event::Abandon, &mut Vec::new()).is_ok()
+}
+
+fn report(record: &Record, took: Duration, view: &View, notices: Vec<String>) -> JobReport {
+    let job = &record.job;
     let summary = job.summary();
     let ending = match job.phase() {
         Phase::Ended(End::Done) => Ending::Done,
@@ -413,7 +443,7 @@ fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobRe
         fell_back: None,
         ending,
         reason: match ending {
-            Ending::Failed | Ending::Suspended => summary.reason.map(|reason| reason.to_string()),
+            Ending::Failed | Ending::Suspended => reason(record),
             _ => None,
         },
         duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),

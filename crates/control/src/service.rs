@@ -165,6 +165,21 @@ impl Ready {
         Ok(Ready { task, view, asked, journal })
     }
 
+    /// Ends a job that waits for a node for longer than it may stand still, where it may end. False where it
+    /// goes on.
+    ///
+    /// # Errors
+    /// `Own` where the journal cannot be written.
+    pub(crate) fn give_up(&mut self) -> Result<bool> {
+        let Task::External(record) = &mut self.task else { return Ok(false) };
+        if !job::give_up(record) {
+            return Ok(false);
+        }
+        self.task.save(&self.journal)?;
+        self.journal.publish(&self.task.status());
+        Ok(true)
+    }
+
     /// Has it roll back what it has begun, in its turn.
     pub fn cancel(&self) {
         self.asked.cancel.cancel();
@@ -307,8 +322,10 @@ pub async fn prepare(
                 let Cut { parts, max_pause_ms, .. } = cut(deployment, planned, settings, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
-                let job =
-                    Job::new(id, source, target, parts, Rules { max_pause_ms, ..settings.rules.clone() });
+                let rules = Rules { max_pause_ms, ..settings.rules.clone() };
+                let looks = settings.transfer.stall_ms / rules.observe_every_ms.max(1);
+                let looks = u32::try_from(looks).unwrap_or(u32::MAX).clamp(1, rules.observations_max);
+                let job = Job::new(id, source, target, parts, Rules { observations_max: looks, ..rules });
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
                 Task::External(Box::new(Record { batch_keys, ..record }))
             }

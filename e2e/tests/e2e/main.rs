@@ -41,5 +41,6 @@ mod sentinel;
 mod servers;
 mod services;
 mod soak;
+mod standing_still;
 mod sync;
 mod watching;

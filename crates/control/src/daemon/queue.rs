@@ -179,8 +179,10 @@ impl Queue {
             if status.ended || entry.running || status.cluster != cluster {
                 continue;
             }
-            match Ready::open(&self.store, &status.id) {
-                Ok(ready) => self.lock().waiting.push_back(ready),
+            let opened = Ready::open(&self.store, &status.id);
+            match opened.and_then(|mut ready| ready.give_up().map(|over| (!over).then_some(ready))) {
+                Ok(Some(ready)) => self.lock().waiting.push_back(ready),
+                Ok(None) => tracing::warn!(job = status.id, "a job has been given up"),
                 Err(error) => tracing::warn!(job = status.id, %error, "a job cannot be taken up"),
             }
         }

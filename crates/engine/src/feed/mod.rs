@@ -20,6 +20,7 @@
 //! `shutdown-timeout`.
 
 mod command;
+mod limits;
 mod options;
 mod place;
 mod progress;
@@ -43,6 +44,7 @@ use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, Side};
 
+pub use self::limits::holdup;
 pub use self::options::{FeedKind, FeedOptions};
 pub use self::place::FEED_CLIENT_NAME;
 use self::place::Place;
