@@ -91,6 +91,15 @@ impl Task {
         }
     }
 
+    /// Whether no other job may have its target at the same time: the servers' own migration of Redis takes
+    /// in one at a time, and what takes the place of one is an external job.
+    pub(crate) fn takes_target_alone(&self) -> bool {
+        match self {
+            Task::External(_) => false,
+            Task::Plain(plain) => plain.method == Method::Native(Native::Redis84) || plain.fallback.is_some(),
+        }
+    }
+
     /// Reads the job of a journal.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! Takes jobs in and runs them in their turn: those that have a node in common one after another, others at
-//! the same time.
+//! Takes jobs in and runs them in their turn: those that get into each other's way one after another, others
+//! at the same time, also several sources to one target.
 //!
 //! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its
 //! cluster in the folder that have not ended and that nobody runs, by any process: its own from before a
@@ -66,10 +66,41 @@ const LINK_KEPT: Duration = Duration::from_secs(5);
 
 /// A job that runs.
 struct Running {
-    nodes: [NodeId; 2],
+    ways: Ways,
     cancel: CancellationToken,
     view: Arc<View>,
     task: AbortHandle,
+}
+
+/// What a job does with which nodes.
+#[derive(Debug, Clone)]
+struct Ways {
+    source: NodeId,
+    target: NodeId,
+    /// Jobs of the same method may have one target, as on the command line; `None` where they may not.
+    shared_as: Option<&'static str>,
+}
+
+impl Ways {
+    fn of(task: &Task) -> Ways {
+        Ways {
+            source: task.source().clone(),
+            target: task.target().clone(),
+            shared_as: (!task.takes_target_alone()).then(|| task.method()),
+        }
+    }
+
+    /// Whether both may run at the same time. The pause of a source would hold up the takeover of a job that
+    /// has it for its target.
+    fn go_beside(&self, other: &Ways) -> bool {
+        let sources = [&self.source, &other.source];
+        let one_target =
+            self.target == other.target && (self.shared_as.is_none() || self.shared_as != other.shared_as);
+        sources[0] != sources[1]
+            && !sources.contains(&&self.target)
+            && !sources.contains(&&other.target)
+            && !one_target
+    }
 }
 
 /// What became of a job that is not to run any more.
@@ -245,16 +276,16 @@ impl Queue {
         }
     }
 
-    /// Begins every waiting job that has no node in common with one that runs, or that came before it and
-    /// waits still.
+    /// Begins every waiting job that gets into the way of none that runs, or that came before it and waits
+    /// still.
     fn begin(&self, tasks: &mut JoinSet<()>) {
         let mut state = self.lock();
-        let mut busy: BTreeSet<NodeId> = state.running.values().flat_map(|r| r.nodes.clone()).collect();
+        let mut before: Vec<Ways> = state.running.values().map(|r| r.ways.clone()).collect();
         let mut later = VecDeque::new();
         while let Some(ready) = state.waiting.pop_front() {
-            let nodes = [ready.task.source().clone(), ready.task.target().clone()];
-            let is_free = nodes.iter().all(|node| !busy.contains(node));
-            busy.extend(nodes.clone());
+            let ways = Ways::of(&ready.task);
+            let is_free = before.iter().all(|other| ways.go_beside(other));
+            before.push(ways.clone());
             if !is_free || state.running.len() >= PARALLEL_MAX {
                 later.push_back(ready);
                 continue;
@@ -274,7 +305,7 @@ impl Queue {
                     Err(error) => tracing::error!(job, %error, "a job had to stop"),
                 }
             });
-            state.running.insert(name, Running { nodes, cancel, view, task });
+            state.running.insert(name, Running { ways, cancel, view, task });
         }
         state.waiting = later;
     }
@@ -483,6 +514,31 @@ fn show(status: Status) -> Option<JobView> {
         updated_s: status.updated_s,
         state: JobState::of_phase(&status.phase),
         message: status.message,
-        remaining_bytes: 0,
+        remaining_bytes: status.remaining_bytes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ways;
+    use crate::scene::id;
+
+    #[test]
+    fn jobs_of_several_sources_have_one_target_at_the_same_time() {
+        let ways = |source, target, shared_as| Ways { source: id(source), target: id(target), shared_as };
+        let external = Some("external");
+        let first = ways(0, 1, external);
+        assert!(first.go_beside(&ways(2, 1, external)), "one target");
+        assert!(first.go_beside(&ways(2, 3, None)), "no node in common");
+        for other in [
+            ways(0, 2, external),
+            ways(2, 0, external),
+            ways(1, 2, external),
+            ways(2, 1, Some("native")),
+            ways(2, 1, None),
+        ] {
+            assert!(!first.go_beside(&other), "{other:?}");
+            assert!(!other.go_beside(&first), "{other:?}");
+        }
+    }
 }
