@@ -7,6 +7,7 @@ mod cluster_view;
 mod config;
 mod cutover;
 mod daemon;
+mod daemon_view;
 mod distant;
 mod errors;
 mod external;

@@ -22,7 +22,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_engine::nodes::{ClusterView, KeyCounts, key_counts};
+use whimbrel_engine::nodes::{ClusterView, KeyCounts, Node, key_counts};
 use whimbrel_wire::value::Value;
 
 use crate::clock::now_s;
@@ -49,8 +49,15 @@ const TAKE_UP_PERIOD: Duration = Duration::from_secs(15);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const LEAVE_POLL: Duration = Duration::from_millis(5);
 
-/// How often the cluster is asked for changes that are not our own.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// How often the cluster is asked for changes that are not our own. Nothing tells of them sooner: a failover
+/// changes the epoch, but slots that move to the node with the highest one do not.
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+
+/// Looking takes half of the time at most, where answers take long.
+const LOOK_SHARE: u32 = 1;
+
+/// How long the node that is asked may take, before another one is.
+const LOOK_WITHIN: Duration = Duration::from_millis(500);
 
 /// For how long what others do in the cluster is told as it was found.
 const OTHERS_KEPT: Duration = Duration::from_secs(1);
@@ -165,32 +172,62 @@ impl Queue {
     /// Asks the cluster for changes until `stop`: the same node for as long as it answers. While none does,
     /// clients are told what was seen last.
     async fn watch(&self, stop: &CancellationToken) {
-        let mut link = None;
-        while stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_some() {
-            let looking = self.look(&mut link);
-            if let Some(Err(error)) = stop.run_until_cancelled(looking).await {
-                tracing::warn!(%error, "the cluster cannot be asked for its nodes");
+        let (mut link, mut pause, mut is_known) = (None, LOOK_PERIOD, false);
+        while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            let began = Instant::now();
+            match stop.run_until_cancelled(self.look(&mut link)).await {
+                Some(Err(error)) if !is_known => {
+                    tracing::warn!(%error, "the cluster cannot be asked for its nodes");
+                    is_known = true;
+                }
+                Some(Err(_)) | None => {}
+                Some(Ok(())) => is_known = false,
             }
+            pause = LOOK_PERIOD.max(began.elapsed() * LOOK_SHARE);
         }
     }
 
     async fn look(&self, link: &mut Option<Link>) -> Result<()> {
-        let view = match link {
-            Some(open) => ClusterView::ask(open).await,
-            None => Err(Error::own("ask for the nodes of the cluster", "no connection is open")),
+        let asked = link.as_ref().map(|open| open.address().clone());
+        // Taken out: what does not answer in time is out of step.
+        let view = match link.take() {
+            Some(mut open) => match timeout(LOOK_WITHIN, ClusterView::ask_with_replicas(&mut open)).await {
+                Ok(Ok(view)) => Some((open, view)),
+                _ => None,
+            },
+            None => None,
         };
-        let view = match view {
-            Ok(view) => view,
-            Err(_) => {
-                *link = None;
-                let (opened, view) = crate::ask_anyone(&self.deployment).await?;
-                *link = Some(opened);
-                view
-            }
+        let (open, view) = match view {
+            Some(answered) => answered,
+            None => self.ask_another(asked.as_ref()).await?,
         };
+        *link = Some(open);
         self.topology.see(view.table(&self.deployment.endpoint));
         *self.seen.lock() = Arc::new(view);
         Ok(())
+    }
+
+    /// Asks the node that was named, and those that were seen last, primaries first, one after another; the
+    /// one that has just not answered comes last. Where none of them answers, whoever is known from the
+    /// beginning.
+    async fn ask_another(&self, silent: Option<&Address>) -> Result<(Link, ClusterView)> {
+        let seen = self.seen.lock().clone();
+        let (primaries, replicas): (Vec<&Node>, Vec<&Node>) =
+            seen.nodes.iter().filter(|node| node.is_usable()).partition(|node| node.is_primary());
+        let nodes = primaries.into_iter().chain(replicas).map(|node| &node.address);
+        let all = std::iter::once(&self.deployment.endpoint.address).chain(nodes);
+        let (last, first): (Vec<&Address>, Vec<&Address>) = all.partition(|at| Some(*at) == silent);
+        for address in first.into_iter().chain(last) {
+            let asking = async {
+                let mut link = self.deployment.open(address, 0).await?;
+                let view = ClusterView::ask_with_replicas(&mut link).await?;
+                Ok::<_, Error>((link, view))
+            };
+            if let Ok(Ok(answered)) = timeout(LOOK_WITHIN, asking).await {
+                return Ok(answered);
+            }
+        }
+        crate::ask_anyone(&self.deployment).await
     }
 
     /// Takes up the jobs of the folder that nobody runs: left by a restart, by another whimbrel that was
