@@ -46,7 +46,10 @@ impl Exit {
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
         (Exit::Problem, "the cluster has a problem: status found it, or repair left it"),
-        (Exit::Stopped, "stopped by Ctrl-C or SIGTERM; --resume goes on, moves of slots begin again for the rest"),
+        (
+            Exit::Stopped,
+            "stopped by Ctrl-C or SIGTERM; --resume goes on, moves of slots begin again for the rest",
+        ),
     ];
 
     /// The code for an error. `begun` is true once keys may have been written.

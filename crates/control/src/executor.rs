@@ -13,11 +13,13 @@
 //! giving back that got no answer nobody knows, so it is said to be unknown and looked into.
 
 mod check;
+mod silence;
+mod waiting;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -30,15 +32,14 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused};
-use whimbrel_flow::budget::Rates;
 use whimbrel_flow::functions;
-use whimbrel_flow::journal::DiskFull;
-use whimbrel_flow::slots::{
-    Level, SlotMover, SlotOptions, SlotProgress, TargetGate, TargetGateGuard, count_keys,
-};
+use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, TargetGate, TargetGateGuard, count_keys};
 
+pub use self::silence::Silence;
+use crate::naming::process_name;
 use crate::options::TransferOptions;
 use crate::pause::PauseNeed;
+use crate::progress::JobProgress;
 
 /// How long one round of catching up lasts at most when writers are held back.
 const BRAKED_ROUND: Duration = Duration::from_millis(500);
@@ -74,52 +75,6 @@ fn because(why: Why, message: impl Into<String>) -> Trouble {
     Trouble::Reason(Reason::new(why, message))
 }
 
-/// What a display reads of a running job, besides the job itself.
-#[derive(Debug, Default)]
-pub struct JobProgress {
-    /// What the lanes have done.
-    pub moved: Arc<SlotProgress>,
-    /// Keys of all batches, as they were counted when the job was made; 0 where nobody counted.
-    pub keys_total: AtomicU64,
-    /// Those of the batches that were handed over.
-    pub keys_handed_over: AtomicU64,
-    /// Keys of the batch at hand, as they were counted when its snapshot began; 0 between batches.
-    batch_keys: AtomicU64,
-    /// What `moved` showed then.
-    moved_before_batch: AtomicU64,
-    /// Touched keys that wait.
-    pub touched: AtomicU64,
-    /// How many milliseconds writers were held by brakes.
-    pub braked_ms: AtomicU64,
-    /// Whether the journal's disk has room.
-    pub disk: DiskFull,
-    /// How fast keys move; a request to the job changes it.
-    pub rates: Rates,
-}
-
-impl JobProgress {
-    /// How many keys of the job are at the target, of how many: those of batches that were handed over, and
-    /// those of the batch at hand. What moves again, because it was written to meanwhile, counts once.
-    pub fn keys(&self) -> (u64, u64) {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let of_batch = load(&self.moved.keys).saturating_sub(load(&self.moved_before_batch));
-        let done = load(&self.keys_handed_over) + of_batch.min(load(&self.batch_keys));
-        let total = load(&self.keys_total);
-        (done.min(total), total)
-    }
-
-    fn begin_batch(&self, keys: u64) {
-        self.moved_before_batch.store(self.moved.keys.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.batch_keys.store(keys, Ordering::Relaxed);
-    }
-
-    /// Keys of batches that were handed over count from now on as a whole, and no other batch has begun.
-    pub(crate) fn end_batch(&self, keys_handed_over: u64) {
-        self.keys_handed_over.store(keys_handed_over, Ordering::Relaxed);
-        self.batch_keys.store(0, Ordering::Relaxed);
-    }
-}
-
 /// What was written down of the cluster by the process that ran the job before.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
@@ -129,6 +84,8 @@ pub(crate) struct Known {
     pub sheltered: Vec<NodeId>,
     /// Whether the job has changed anything.
     pub begun: bool,
+    /// A node that did not answer.
+    pub silent: Option<Silence>,
 }
 
 /// Carries out effects for one job.
@@ -137,6 +94,8 @@ pub(crate) struct Executor {
     options: TransferOptions,
     rules: Rules,
     job: String,
+    /// All slots of the job.
+    slots: SlotSet,
     progress: Arc<JobProgress>,
     /// Cancelled when the job is to be cancelled: what may be broken off is.
     stop: CancellationToken,
@@ -164,6 +123,10 @@ pub(crate) struct Executor {
     /// When the fence at hand was begun, and how long it took from there to the release the last times.
     fence_begun: Option<Instant>,
     sealing_took_ms: u64,
+    /// A node of the job that does not answer, as far as it was looked for one.
+    silent: Option<Silence>,
+    /// Whether it gives way to others at these nodes, although it has begun: it is between two batches.
+    gives_way: bool,
     /// How long it takes to write the job down.
     write_took: Duration,
     notices: Vec<String>,
@@ -174,17 +137,18 @@ impl Executor {
         deployment: Arc<Deployment>,
         options: TransferOptions,
         rules: Rules,
-        job: String,
+        (job, slots): (String, SlotSet),
         progress: Arc<JobProgress>,
         stop: CancellationToken,
         known: Known,
     ) -> Executor {
-        let Known { members, sheltered, begun } = known;
+        let Known { members, sheltered, begun, silent } = known;
         Executor {
             deployment,
             options,
             rules,
             job,
+            slots,
             progress,
             stop,
             between: None,
@@ -204,6 +168,8 @@ impl Executor {
             need: PauseNeed::default(),
             fence_begun: None,
             sealing_took_ms: 0,
+            silent,
+            gives_way: false,
             write_took: Duration::ZERO,
             notices: Vec::new(),
         }
@@ -218,6 +184,11 @@ impl Executor {
     /// with the job before it is switched off.
     pub(crate) fn sheltered(&self) -> &[NodeId] {
         &self.sheltered
+    }
+
+    /// A node that does not answer, to be written down with the job.
+    pub(crate) fn silent(&self) -> Option<&Silence> {
+        self.silent.as_ref()
     }
 
     /// Puts back what a job has changed besides slots and keys, where it ended in a way that did not.
@@ -372,7 +343,8 @@ impl Executor {
         HandoverOptions {
             label: self.job.clone(),
             process: process_name().to_owned(),
-            begun: self.begun,
+            slots: self.slots.clone(),
+            begun: self.begun && !self.gives_way,
             sheltered: self.sheltered.clone(),
             ..HandoverOptions::default()
         }
@@ -430,14 +402,10 @@ impl Executor {
                         bytes_max: self.options.touched_bytes,
                         elements_max: TOUCHED_ELEMENTS_MAX,
                     },
+                    attach_timeout_ms: FeedOptions::default().attach_timeout_ms.min(self.options.stall_ms),
                     ..FeedOptions::default()
                 };
-                let (deployment, stop) = (self.deployment.clone(), self.stop.clone());
-                let attaching = Feed::attach(&deployment, &address, slots.clone(), options);
-                match stop.run_until_cancelled(attaching).await {
-                    Some(feed) => self.feed = Some(feed?),
-                    None => return Err(because(Why::Interrupted, "cancelled")),
-                }
+                self.feed = Some(self.attach_feed(&address, slots, options).await?);
             }
         }
         // Not before: of what is loaded from here on the feed tells.
@@ -726,6 +694,7 @@ impl Executor {
         let options = self.handover_options();
         let observation = Handover::observe_with(&self.deployment, &members, slots, &options).await?;
         self.sealed_at = Some(Instant::now());
+        self.note_silence(&observation).await;
         Ok(Detail::Observed(Box::new(observation)))
     }
 }
@@ -761,16 +730,6 @@ fn quiet_of(target: &Address) -> TargetGate {
     static ALL: OnceLock<Mutex<HashMap<Address, TargetGate>>> = OnceLock::new();
     let all = ALL.get_or_init(Mutex::default);
     all.lock().entry(target.clone()).or_default().clone()
-}
-
-/// What the servers' lists of clients call this process.
-pub(crate) fn process_name() -> &'static str {
-    static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| {
-        // A process id alone may be that of an earlier process, or of one in another container.
-        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-        format!("{:x}-{nanos:x}", std::process::id())
-    })
 }
 
 fn no_nodes() -> Error {

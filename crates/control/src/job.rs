@@ -22,9 +22,10 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
 use crate::clock::now_s;
-use crate::executor::{Executor, JobProgress, Known};
+use crate::executor::{Executor, Known, Silence};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
+use crate::progress::JobProgress;
 use crate::report::{Ending, JobReport, Pauses};
 use crate::store::{Journal, Status};
 use crate::topology::Topology;
@@ -54,6 +55,9 @@ pub struct Record {
     /// not count.
     #[serde(default)]
     pub batch_keys: Vec<u64>,
+    /// A node that does not answer, as the job last looked.
+    #[serde(default)]
+    pub silent: Option<Silence>,
     /// Why the servers' own migration was left, by which the job was begun.
     #[serde(default)]
     pub fell_back: Option<String>,
@@ -73,6 +77,7 @@ impl Record {
             sheltered,
             nodes,
             batch_keys: Vec::new(),
+            silent: None,
             fell_back: None,
             job,
         }
@@ -110,7 +115,10 @@ impl View {
 
     /// How the job stands, in words.
     pub fn words(&self) -> String {
-        self.lock().words.clone()
+        match self.progress.waits_for() {
+            waits if waits.is_empty() => self.lock().words.clone(),
+            waits => format!("{}: waits: {waits}", self.lock().words),
+        }
     }
 
     /// From now on `topology` is notified of slots as soon as they are handed over.
@@ -160,7 +168,7 @@ pub async fn run(
         deployment,
         record.transfer.clone(),
         record.job.rules().clone(),
-        record.job.id().to_string(),
+        (record.job.id().to_string(), record.job.slots()),
         view.progress.clone(),
         cancel.clone(),
         known(&record),
@@ -174,12 +182,13 @@ pub async fn run(
         outcome = drive(&mut record, journal, &mut executor, view, &latest, &cancel) => outcome,
         never = publish(journal, &latest, &view.progress) => match never {},
     };
+    view.progress.waits(None);
     if record.job.has_ended() {
         executor.put_back().await;
     }
     journal.publish(&status_now(&record, view));
     outcome?;
-    Ok(report(&record.job, started.elapsed(), view, executor.take_notices()))
+    Ok(report(&record, started.elapsed(), view, executor.take_notices()))
 }
 
 /// Shows others every now and then how the job stands, also while one long effect is carried out.
@@ -205,7 +214,8 @@ async fn publish(
 fn known(record: &Record) -> Known {
     let (source, target) = record.members.clone();
     let members = (!source.is_empty() && !target.is_empty()).then_some(Members { source, target });
-    Known { members, sheltered: record.sheltered.clone(), begun: has_begun(&record.job) }
+    let (sheltered, silent) = (record.sheltered.clone(), record.silent.clone());
+    Known { members, sheltered, begun: has_begun(&record.job), silent }
 }
 
 /// Whether anything was changed for the job: not before the check of its first batch is done.
@@ -288,6 +298,7 @@ async fn drive(
             record.members = (members.source.clone(), members.target.clone());
         }
         record.sheltered = executor.sheltered().to_vec();
+        record.silent = executor.silent().cloned();
         if cancel.is_cancelled() && !record.job.is_cancelling() {
             // Before the outcome: an effect that broke off because of it is then understood.
             if let Err(reject) = step(&mut record.job, Event::Cancel, &mut effects) {
@@ -341,7 +352,8 @@ fn status_now(record: &Record, view: &View) -> Status {
 
 /// The same with what changes while an effect is carried out.
 fn as_of_now(status: Status, progress: &JobProgress) -> Status {
-    Status { keys_moved: progress.keys().0, rates: progress.rates.now(), ..status }
+    let message = Some(progress.waits_for()).filter(|what| !what.is_empty()).unwrap_or(status.message);
+    Status { keys_moved: progress.keys().0, rates: progress.rates.now(), message, ..status }
 }
 
 /// How a job stands, for others.
@@ -362,7 +374,7 @@ pub fn status(record: &Record) -> Status {
         method: "external".to_owned(),
         fell_back: record.fell_back.clone(),
         phase: summary.phase.to_owned(),
-        message: message(job),
+        message: message(record),
         created_s: record.created_s,
         updated_s: now_s(),
         ended: job.has_ended(),
@@ -372,8 +384,9 @@ pub fn status(record: &Record) -> Status {
 
 /// Why a job is not done. Of one that has ended it says as well what has moved: batches that were handed over
 /// stay where they are.
-fn message(job: &Job) -> String {
-    let reason = job.summary().reason.map(|reason| reason.to_string()).unwrap_or_default();
+fn message(record: &Record) -> String {
+    let job = &record.job;
+    let reason = reason(record).unwrap_or_default();
     if !matches!(job.phase(), Phase::Ended(End::Failed(_) | End::Cancelled)) {
         return reason;
     }
@@ -385,7 +398,30 @@ fn message(job: &Job) -> String {
     if reason.is_empty() { outcome } else { format!("{reason}; {outcome}") }
 }
 
-fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobReport {
+/// Why it failed, is suspended, or starts a batch again, with the node that does not answer.
+fn reason(record: &Record) -> Option<String> {
+    let reason = record.job.summary().reason?;
+    let silent = record.silent.as_ref().filter(|_| reason.why == Why::Unreachable);
+    let staged = match (record.job.phase(), silent) {
+        (Phase::Ended(_), Some(_)) => {
+            "; what was staged there is left: once it is back, `whimbrel repair` removes it"
+        }
+        _ => "",
+    };
+    Some(silent.map_or_else(|| reason.to_string(), |silence| format!("{reason}: {silence}{staged}")))
+}
+
+/// Gives up a job that is suspended because a node has not answered for as long as it may stand still. False
+/// where that is not so, and where its slots may be between two owners: it has to go on then.
+pub(crate) fn give_up(record: &mut Record) -> bool {
+    let patience_s = record.transfer.stall_ms / 1_000;
+    let is_over = |silence: &Silence| now_s().saturating_sub(silence.since_s) >= patience_s;
+    record.silent.as_ref().is_some_and(is_over)
+        && step(&mut record.job, Event::Abandon, &mut Vec::new()).is_ok()
+}
+
+fn report(record: &Record, took: Duration, view: &View, notices: Vec<String>) -> JobReport {
+    let job = &record.job;
     let summary = job.summary();
     let ending = match job.phase() {
         Phase::Ended(End::Done) => Ending::Done,
@@ -407,7 +443,7 @@ fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobRe
         fell_back: None,
         ending,
         reason: match ending {
-            Ending::Failed | Ending::Suspended => summary.reason.map(|reason| reason.to_string()),
+            Ending::Failed | Ending::Suspended => reason(record),
             _ => None,
         },
         duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),

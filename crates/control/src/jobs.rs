@@ -41,9 +41,16 @@ pub struct Seen {
     pub entry: Entry,
     /// Whether it has.
     pub answers: bool,
+    /// Whether it is none of the folder's.
+    pub is_elsewhere: bool,
 }
 
 impl Seen {
+    /// What others do in a cluster.
+    pub fn elsewhere(status: Status) -> Seen {
+        Seen { entry: Entry { status, running: true }, answers: true, is_elsewhere: true }
+    }
+
     /// What a person calls the state of a job: a phase alone does not say that nobody runs it.
     pub fn state_in_words(&self) -> String {
         let status = &self.entry.status;
@@ -67,6 +74,7 @@ impl Seen {
         object["name"] = json!(status.id);
         object["state"] = json!(entry.state());
         object["answers"] = json!(self.answers);
+        object["elsewhere"] = json!(self.is_elsewhere);
         object["percent"] = json!(status.percent());
         object["ended_s"] = json!(status.ended.then_some(status.updated_s));
         object["again"] = json!(again.filter(|_| entry.is_interrupted()));
@@ -146,7 +154,8 @@ impl Jobs {
             let socket = self.store.socket(&entry.status.id);
             asked.spawn(async move { (place, steering::standing(&socket).await) });
         }
-        let mut seen: Vec<Seen> = entries.into_iter().map(|entry| Seen { entry, answers: true }).collect();
+        let mut seen: Vec<Seen> =
+            entries.into_iter().map(|entry| Seen { entry, answers: true, is_elsewhere: false }).collect();
         while let Some(answer) = asked.join_next().await {
             let Ok((place, standing)) = answer else { continue };
             match standing {

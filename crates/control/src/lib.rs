@@ -46,6 +46,7 @@ pub mod open_files;
 pub mod options;
 pub mod pause;
 pub mod private;
+mod progress;
 pub mod repair;
 pub mod report;
 pub mod reports;
@@ -60,7 +61,7 @@ pub mod strangers;
 pub mod syncing;
 pub mod topology;
 
-pub use executor::JobProgress;
+pub use progress::JobProgress;
 
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};

@@ -1,4 +1,8 @@
-//! What jobs between two deployments are called: by what makes two of them the same one.
+//! What jobs between two deployments are called: by what makes two of them the same one. And what a process
+//! is called.
+
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use whimbrel_core::slot::SlotSet;
@@ -6,6 +10,16 @@ use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_flow::copy::CopyOptions;
 use whimbrel_flow::verify::VerifyOptions;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// What the servers' lists of clients call this process.
+pub(crate) fn process_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        // A process id alone may be that of an earlier process, or of one in another container.
+        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        format!("{:x}-{nanos:x}", std::process::id())
+    })
+}
 
 /// The short name of the job that is described so.
 pub fn job_of(description: &str) -> String {

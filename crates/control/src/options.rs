@@ -2,6 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+/// How long a job stands still before it fails where nobody says, in milliseconds.
+pub const STALL_MS: u64 = 600_000;
+
+pub(crate) fn usual_stall_ms() -> u64 {
+    STALL_MS
+}
+
 /// How the external method moves keys. It survives a restart with its job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferOptions {
@@ -22,6 +29,10 @@ pub struct TransferOptions {
     /// How long a node may take for an answer before keys are moved slower, in milliseconds.
     #[serde(default)]
     pub max_latency_ms: Option<u64>,
+    /// How long a job may stand still: wait for others that are at work at its nodes, or for a node that does
+    /// not answer; in milliseconds.
+    #[serde(default = "usual_stall_ms")]
+    pub stall_ms: u64,
 }
 
 impl Default for TransferOptions {
@@ -35,6 +46,7 @@ impl Default for TransferOptions {
             rate_keys: None,
             rate_bytes: None,
             max_latency_ms: None,
+            stall_ms: STALL_MS,
         }
     }
 }

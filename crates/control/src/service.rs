@@ -92,6 +92,15 @@ impl Task {
         }
     }
 
+    /// Whether no other job may have its target at the same time: the servers' own migration of Redis takes
+    /// in one at a time, and what takes the place of one is an external job.
+    pub(crate) fn takes_target_alone(&self) -> bool {
+        match self {
+            Task::External(_) => false,
+            Task::Plain(plain) => plain.method == Method::Native(Native::Redis84) || plain.fallback.is_some(),
+        }
+    }
+
     /// Reads the job of a journal.
     ///
     /// # Errors
@@ -164,6 +173,21 @@ impl Ready {
             asked.allow_rates(&view);
         }
         Ok(Ready { task, view, asked, journal })
+    }
+
+    /// Ends a job that waits for a node for longer than it may stand still, where it may end. False where it
+    /// goes on.
+    ///
+    /// # Errors
+    /// `Own` where the journal cannot be written.
+    pub(crate) fn give_up(&mut self) -> Result<bool> {
+        let Task::External(record) = &mut self.task else { return Ok(false) };
+        if !job::give_up(record) {
+            return Ok(false);
+        }
+        self.task.save(&self.journal)?;
+        self.journal.publish(&self.task.status());
+        Ok(true)
     }
 
     /// Has it roll back what it has begun, in its turn.
@@ -309,8 +333,10 @@ pub async fn prepare(
                     cut_into_batches(deployment, planned, settings, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
-                let job =
-                    Job::new(id, source, target, parts, Rules { max_pause_ms, ..settings.rules.clone() });
+                let rules = Rules { max_pause_ms, ..settings.rules.clone() };
+                let looks = settings.transfer.stall_ms / rules.observe_every_ms.max(1);
+                let looks = u32::try_from(looks).unwrap_or(u32::MAX).clamp(1, rules.observations_max);
+                let job = Job::new(id, source, target, parts, Rules { observations_max: looks, ..rules });
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
                 Task::External(Box::new(Record { batch_keys, ..record }))
             }
@@ -324,6 +350,7 @@ pub async fn prepare(
                 source: planned.source.clone(),
                 target: planned.target.clone(),
                 slots: planned.slots.clone(),
+                stall_ms: settings.transfer.stall_ms,
                 keys: planned.slots.iter().map(|slot| keys_of(&planned.source, slot)).sum(),
                 begun: false,
             }),

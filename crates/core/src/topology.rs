@@ -17,6 +17,8 @@ use crate::slot::{Slot, SlotRange, SlotSet};
 pub enum Health {
     /// It answers.
     Online,
+    /// A replica that has not taken in its primary's data yet: clients are not sent to it.
+    Loading,
     /// The node that was asked finds it unreachable: `fail?` in the servers' words.
     Suspected,
     /// A majority of the primaries does: `fail`.

@@ -76,7 +76,7 @@ impl Served {
 
     /// What `valkey-cli` prints.
     #[track_caller]
-    fn cli(&self, options: &[&str], words: &[&str]) -> String {
+    pub(crate) fn cli(&self, options: &[&str], words: &[&str]) -> String {
         let mut command = Command::new(&self.cli);
         command.args(["-p", &self.port.to_string()]).args(options).args(words);
         if let Some(password) = self.password {

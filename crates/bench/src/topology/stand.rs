@@ -197,6 +197,10 @@ impl Jobs for Fixed {
         Ok(Vec::new())
     }
 
+    async fn others(&self) -> Result<Vec<JobView>> {
+        Ok(Vec::new())
+    }
+
     async fn cancel(&self, _: &str) -> Result<()> {
         Err(no_cluster())
     }

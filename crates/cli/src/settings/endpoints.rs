@@ -309,19 +309,13 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
             sides.chain(coordinators).collect()
         }
         Command::Jobs(args) => match &args.command {
-            Some(JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. }) => {
-                access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()
-            }
-            None
-            | Some(
-                JobsCommand::List
-                | JobsCommand::Show { .. }
-                | JobsCommand::Clean
-                | JobsCommand::Pause { .. }
-                | JobsCommand::Events { .. }
-                | JobsCommand::Report { .. }
-                | JobsCommand::Set { .. },
-            ) => Vec::new(),
+            Some(
+                JobsCommand::List { access }
+                | JobsCommand::Cancel { access, .. }
+                | JobsCommand::Resume { access, .. },
+            ) => access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect(),
+            // The others ask no cluster.
+            None | Some(_) => Vec::new(),
         },
         Command::Cutover(_)
         | Command::Watch(_)

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
+use whimbrel_engine::error::Result;
 use whimbrel_fleet::login::{Challenge, Verifier, is_same};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Reply;
@@ -132,7 +133,7 @@ impl Session {
             (b"AUTH" | b"PING" | b"ECHO" | b"SELECT", _) | (b"CLIENT" | b"CLUSTER" | b"FLEET", []) => {
                 wrong_number(&String::from_utf8_lossy(&name).to_ascii_lowercase())
             }
-            (b"INFO", _) if self.node.is_none() => info(services.jobs.as_deref()).await,
+            (b"INFO", _) if self.node.is_none() => info(words, services.jobs.as_deref()).await,
             (name, args) => match services.jobs.as_deref() {
                 Some(jobs) => about_slots(name, args, words, self.node.as_ref(), jobs).await,
                 None => error(format!(
@@ -303,7 +304,7 @@ async fn about_slots<J: Jobs>(
 async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], node: Option<&NodeId>, jobs: &J) -> Value {
     match (&sub.to_ascii_uppercase()[..], args) {
         (b"MIGRATESLOTS", [_, _, ..]) => migrate(args, node, jobs).await,
-        (b"GETSLOTMIGRATIONS", []) => match (jobs.list().await, node) {
+        (b"GETSLOTMIGRATIONS", []) => match (all_jobs(jobs).await, node) {
             (Ok(all), Some(node)) => Value::Array(jobs_of(node, all).take(LISTED_MAX).collect()),
             (Ok(all), None) => Value::Array(all.iter().take(LISTED_MAX).map(JobView::reply).collect()),
             (Err(e), _) => error(e.to_string()),
@@ -324,6 +325,18 @@ async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], node: Option<&NodeId>, job
         }
         _ => unknown_subcommand("CLUSTER", sub),
     }
+}
+
+/// Our jobs, the newest first, and after them what others do in the cluster. These are a courtesy: where the
+/// cluster cannot be asked, ours are told without them.
+async fn all_jobs<J: Jobs>(jobs: &J) -> Result<Vec<JobView>> {
+    let (ours, others) = tokio::join!(jobs.list(), jobs.others());
+    let mut all = ours?;
+    match others {
+        Ok(others) => all.extend(others),
+        Err(error) => tracing::info!(%error, "what others do in the cluster cannot be told"),
+    }
+    Ok(all)
 }
 
 async fn migrate<J: Jobs>(args: &[Bytes], node: Option<&NodeId>, jobs: &J) -> Value {
@@ -353,8 +366,13 @@ async fn cancel<J: Jobs>(name: Option<&[u8]>, node: Option<&NodeId>, jobs: &J) -
     };
     all.retain(|job| node.is_none_or(|node| job.source == node.as_str()));
     let is_meant = |job: &&JobView| name.is_none_or(|name| job.name.as_bytes() == name);
-    if name.is_some() && !all.iter().any(|job| is_meant(&job)) {
-        return error("No such slot migration job");
+    if let Some(name) = name
+        && !all.iter().any(|job| is_meant(&job))
+    {
+        let others = jobs.others().await.unwrap_or_default();
+        let other = others.into_iter().find(|job| job.name.as_bytes() == name);
+        let Some(other) = other else { return error("No such slot migration job") };
+        return error(format!("this is none of our jobs: {}", other.message));
     }
     let active: Vec<&JobView> = all.iter().filter(is_meant).filter(|job| !job.state.is_final()).collect();
     if active.is_empty() {
@@ -368,7 +386,26 @@ async fn cancel<J: Jobs>(name: Option<&[u8]>, node: Option<&NodeId>, jobs: &J) -
     ok()
 }
 
-async fn info<J: Jobs>(jobs: Option<&J>) -> Value {
+/// How we stand, followed by what a node of the cluster says of itself: clients find there which server and
+/// which version they have to do with. Where no node answers, ours is all there is.
+async fn info<J: Jobs>(words: &[Bytes], jobs: Option<&J>) -> Value {
+    let of_node = match jobs {
+        Some(jobs) => seed::pass_on(None, words, jobs).await,
+        None => Value::Null,
+    };
+    let ours = |section: &Bytes| {
+        let sections: [&[u8]; 6] = [b"whimbrel", b"jobs", b"cluster", b"default", b"all", b"everything"];
+        sections.iter().any(|ours| section.eq_ignore_ascii_case(ours))
+    };
+    match of_node.as_bytes() {
+        Some(theirs) if words.len() > 1 && !words[1..].iter().any(ours) => {
+            Value::Verbatim(Bytes::copy_from_slice(theirs))
+        }
+        theirs => our_info(theirs.map_or(&[], |text| &text[..]), jobs).await,
+    }
+}
+
+async fn our_info<J: Jobs>(of_node: &[u8], jobs: Option<&J>) -> Value {
     let listed = match jobs {
         Some(jobs) => jobs.list().await,
         None => Ok(Vec::new()),
@@ -378,22 +415,29 @@ async fn info<J: Jobs>(jobs: Option<&J>) -> Value {
         Err(e) => return error(e.to_string()),
     };
     let active = all.iter().filter(|job| !job.state.is_final()).count();
+    let is_told = of_node.windows(CLUSTER_ENABLED.len()).any(|part| part == CLUSTER_ENABLED);
     let lines = [
-        "# Server".to_owned(),
+        "# Whimbrel".to_owned(),
         format!("whimbrel_version:{}", env!("CARGO_PKG_VERSION")),
-        format!("process_id:{}", std::process::id()),
+        format!("whimbrel_process_id:{}", std::process::id()),
         String::new(),
         "# Jobs".to_owned(),
         format!("jobs_active:{active}"),
-        format!("jobs_listed:{}", all.len()),
-        String::new(),
-        // Clients look for it before they ask for slots.
-        "# Cluster".to_owned(),
-        format!("cluster_enabled:{}", u8::from(jobs.is_some())),
-        String::new(),
+        format!("jobs_listed:{}\r\n", all.len()),
     ];
-    Value::Verbatim(Bytes::from(lines.join("\r\n")))
+    let mut text = lines.join("\r\n").into_bytes();
+    if !is_told {
+        // Clients look for it before they ask for slots.
+        let enabled = u8::from(jobs.is_some());
+        text.extend(format!("# Cluster\r\ncluster_enabled:{enabled}\r\n").bytes());
+    }
+    text.extend(if of_node.is_empty() { &b""[..] } else { b"\r\n" });
+    text.extend(of_node);
+    Value::Verbatim(Bytes::from(text))
 }
+
+/// Where a server says whether it is part of a cluster.
+const CLUSTER_ENABLED: &[u8] = b"cluster_enabled:";
 
 fn help() -> Value {
     let lines = [

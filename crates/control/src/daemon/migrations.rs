@@ -45,10 +45,15 @@ impl JobState {
     /// The state for a phase of ours, by its name. A phase that is not known is one of those in between.
     pub fn of_phase(phase: &str) -> JobState {
         match phase {
-            "queued" => JobState::Connecting,
+            "queued" | "connecting" => JobState::Connecting,
             "preparing" => JobState::SendingEstablish,
             "attaching" => JobState::ReadingEstablish,
-            "snapshotting" => JobState::Snapshotting,
+            "snapshotting" | "receiving-snapshot" | "send-bulk-and-stream" => JobState::Snapshotting,
+            // Of a migration that was begun at a node.
+            "waiting-to-snapshot" | "wait-bgsave-start" => JobState::WaitingToSnapshot,
+            "waiting-to-pause" => JobState::WaitingToPause,
+            "failover-paused" | "failover-requested" => JobState::FailoverPaused,
+            "failover-granted" => JobState::FailoverGranted,
             "pausing" => JobState::WaitingToPause,
             "draining" | "comparing" | "fencing" | "giving-back" => JobState::FailoverPaused,
             "taking-over" | "releasing" | "confirming" | "cleaning-up" | "closing" => {

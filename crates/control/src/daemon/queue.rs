@@ -1,5 +1,5 @@
-//! Takes jobs in and runs them in their turn: those that have a node in common one after another, others at
-//! the same time.
+//! Takes jobs in and runs them in their turn: those that get into each other's way one after another, others
+//! at the same time, also several sources to one target.
 //!
 //! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its
 //! cluster in the folder that have not ended and that nobody runs, by any process: its own from before a
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::Phase;
 use whimbrel_core::node::NodeId;
@@ -21,7 +22,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_engine::nodes::{ClusterView, KeyCounts, key_counts};
+use whimbrel_engine::nodes::{ClusterView, KeyCounts, Node, key_counts};
 use whimbrel_wire::value::Value;
 
 use crate::clock::now_s;
@@ -29,7 +30,7 @@ use crate::job::View;
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
 use crate::steering::Request;
 use crate::store::{Entry, Status, Store};
-use crate::strangers::{self, Own};
+use crate::strangers::{self, Own, Wanted};
 use crate::topology::Topology;
 
 use super::migrations::{JobState, JobView};
@@ -48,8 +49,21 @@ const TAKE_UP_PERIOD: Duration = Duration::from_secs(15);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const LEAVE_POLL: Duration = Duration::from_millis(5);
 
-/// How often the cluster is asked for changes that are not our own.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// How often the cluster is asked for changes that are not our own. Nothing tells of them sooner: a failover
+/// changes the epoch, but slots that move to the node with the highest one do not.
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+
+/// Looking takes half of the time at most, where answers take long.
+const LOOK_SHARE: u32 = 1;
+
+/// How long the node that is asked may take, before another one is.
+const LOOK_WITHIN: Duration = Duration::from_millis(500);
+
+/// For how long what others do in the cluster is told as it was found.
+const OTHERS_KEPT: Duration = Duration::from_secs(1);
+
+/// How long a client that asks for jobs waits for that at most.
+const OTHERS_WITHIN: Duration = Duration::from_millis(500);
 
 /// How many questions of clients are passed on to nodes at once; others wait.
 const ASKED_MAX: usize = 8;
@@ -59,10 +73,41 @@ const LINK_KEPT: Duration = Duration::from_secs(5);
 
 /// A job that runs.
 struct Running {
-    nodes: [NodeId; 2],
+    ways: Ways,
     cancel: CancellationToken,
     view: Arc<View>,
     task: AbortHandle,
+}
+
+/// What a job does with which nodes.
+#[derive(Debug, Clone)]
+struct Ways {
+    source: NodeId,
+    target: NodeId,
+    /// Jobs of the same method may have one target, as on the command line; `None` where they may not.
+    shared_as: Option<&'static str>,
+}
+
+impl Ways {
+    fn of(task: &Task) -> Ways {
+        Ways {
+            source: task.source().clone(),
+            target: task.target().clone(),
+            shared_as: (!task.takes_target_alone()).then(|| task.method()),
+        }
+    }
+
+    /// Whether both may run at the same time. The pause of a source would hold up the takeover of a job that
+    /// has it for its target.
+    fn go_beside(&self, other: &Ways) -> bool {
+        let sources = [&self.source, &other.source];
+        let one_target =
+            self.target == other.target && (self.shared_as.is_none() || self.shared_as != other.shared_as);
+        sources[0] != sources[1]
+            && !sources.contains(&&self.target)
+            && !sources.contains(&&other.target)
+            && !one_target
+    }
 }
 
 /// What became of a job that is not to run any more.
@@ -96,6 +141,8 @@ pub struct Queue {
     /// The cluster as it was last seen: how its nodes are reached.
     seen: Mutex<Arc<ClusterView>>,
     asked: Semaphore,
+    /// What others do in the cluster, and when it was looked.
+    others: tokio::sync::Mutex<Option<(Instant, Vec<JobView>)>>,
     /// Connections over which questions were passed on, and when. As many as may be asked at once.
     links: Mutex<Vec<(NodeId, Link, Instant)>>,
 }
@@ -112,6 +159,7 @@ impl Queue {
             seen: Mutex::new(Arc::new(view)),
             asked: Semaphore::new(ASKED_MAX),
             links: Mutex::default(),
+            others: tokio::sync::Mutex::default(),
             deployment,
             store,
             settings,
@@ -124,32 +172,62 @@ impl Queue {
     /// Asks the cluster for changes until `stop`: the same node for as long as it answers. While none does,
     /// clients are told what was seen last.
     async fn watch(&self, stop: &CancellationToken) {
-        let mut link = None;
-        while stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_some() {
-            let looking = self.poll_nodes(&mut link);
-            if let Some(Err(error)) = stop.run_until_cancelled(looking).await {
-                tracing::warn!(%error, "the cluster cannot be asked for its nodes");
+        let (mut link, mut pause, mut is_known) = (None, LOOK_PERIOD, false);
+        while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            let began = Instant::now();
+            match stop.run_until_cancelled(self.poll_nodes(&mut link)).await {
+                Some(Err(error)) if !is_known => {
+                    tracing::warn!(%error, "the cluster cannot be asked for its nodes");
+                    is_known = true;
+                }
+                Some(Err(_)) | None => {}
+                Some(Ok(())) => is_known = false,
             }
+            pause = LOOK_PERIOD.max(began.elapsed() * LOOK_SHARE);
         }
     }
 
     async fn poll_nodes(&self, link: &mut Option<Link>) -> Result<()> {
-        let view = match link {
-            Some(open) => ClusterView::ask(open).await,
-            None => Err(Error::own("ask for the nodes of the cluster", "no connection is open")),
+        let asked = link.as_ref().map(|open| open.address().clone());
+        // Taken out: what does not answer in time is out of step.
+        let view = match link.take() {
+            Some(mut open) => match timeout(LOOK_WITHIN, ClusterView::ask_with_replicas(&mut open)).await {
+                Ok(Ok(view)) => Some((open, view)),
+                _ => None,
+            },
+            None => None,
         };
-        let view = match view {
-            Ok(view) => view,
-            Err(_) => {
-                *link = None;
-                let (opened, view) = crate::ask_anyone(&self.deployment).await?;
-                *link = Some(opened);
-                view
-            }
+        let (open, view) = match view {
+            Some(answered) => answered,
+            None => self.ask_another(asked.as_ref()).await?,
         };
+        *link = Some(open);
         self.topology.see(view.table(&self.deployment.endpoint));
         *self.seen.lock() = Arc::new(view);
         Ok(())
+    }
+
+    /// Asks the node that was named, and those that were seen last, primaries first, one after another; the
+    /// one that has just not answered comes last. Where none of them answers, whoever is known from the
+    /// beginning.
+    async fn ask_another(&self, silent: Option<&Address>) -> Result<(Link, ClusterView)> {
+        let seen = self.seen.lock().clone();
+        let (primaries, replicas): (Vec<&Node>, Vec<&Node>) =
+            seen.nodes.iter().filter(|node| node.is_usable()).partition(|node| node.is_primary());
+        let nodes = primaries.into_iter().chain(replicas).map(|node| &node.address);
+        let all = std::iter::once(&self.deployment.endpoint.address).chain(nodes);
+        let (last, first): (Vec<&Address>, Vec<&Address>) = all.partition(|at| Some(*at) == silent);
+        for address in first.into_iter().chain(last) {
+            let asking = async {
+                let mut link = self.deployment.open(address, 0).await?;
+                let view = ClusterView::ask_with_replicas(&mut link).await?;
+                Ok::<_, Error>((link, view))
+            };
+            if let Ok(Ok(answered)) = timeout(LOOK_WITHIN, asking).await {
+                return Ok(answered);
+            }
+        }
+        crate::ask_anyone(&self.deployment).await
     }
 
     /// Takes up the jobs of the folder that nobody runs: left by a restart, by another whimbrel that was
@@ -169,8 +247,10 @@ impl Queue {
             if status.ended || entry.running || status.cluster != cluster {
                 continue;
             }
-            match Ready::open(&self.store, &status.id) {
-                Ok(ready) => self.lock().waiting.push_back(ready),
+            let opened = Ready::open(&self.store, &status.id);
+            match opened.and_then(|mut ready| ready.give_up().map(|over| (!over).then_some(ready))) {
+                Ok(Some(ready)) => self.lock().waiting.push_back(ready),
+                Ok(None) => tracing::warn!(job = status.id, "a job has been given up"),
                 Err(error) => tracing::warn!(job = status.id, %error, "a job cannot be taken up"),
             }
         }
@@ -213,7 +293,7 @@ impl Queue {
             self.begin(&mut tasks);
         }
         let ours: BTreeSet<String> = self.lock().running.keys().cloned().collect();
-        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.leave()).await;
+        let _ = timeout(LEAVE_TIMEOUT, self.leave()).await;
         tasks.shutdown().await;
         {
             let mut state = self.lock();
@@ -221,7 +301,7 @@ impl Queue {
             // Their journals are open as well.
             state.waiting.clear();
         }
-        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.closed(&ours)).await;
+        let _ = timeout(LEAVE_TIMEOUT, self.closed(&ours)).await;
     }
 
     /// Waits until nobody has the journals of these jobs open any more: what works on a job ends after the
@@ -233,16 +313,16 @@ impl Queue {
         }
     }
 
-    /// Begins every waiting job that has no node in common with one that runs, or that came before it and
-    /// waits still.
+    /// Begins every waiting job that gets into the way of none that runs, or that came before it and waits
+    /// still.
     fn begin(&self, tasks: &mut JoinSet<()>) {
         let mut state = self.lock();
-        let mut busy: BTreeSet<NodeId> = state.running.values().flat_map(|r| r.nodes.clone()).collect();
+        let mut before: Vec<Ways> = state.running.values().map(|r| r.ways.clone()).collect();
         let mut later = VecDeque::new();
         while let Some(ready) = state.waiting.pop_front() {
-            let nodes = [ready.task.source().clone(), ready.task.target().clone()];
-            let is_free = nodes.iter().all(|node| !busy.contains(node));
-            busy.extend(nodes.clone());
+            let ways = Ways::of(&ready.task);
+            let is_free = before.iter().all(|other| ways.go_beside(other));
+            before.push(ways.clone());
             if !is_free || state.running.len() >= PARALLEL_MAX {
                 later.push_back(ready);
                 continue;
@@ -262,7 +342,7 @@ impl Queue {
                     Err(error) => tracing::error!(job, %error, "a job had to stop"),
                 }
             });
-            state.running.insert(name, Running { nodes, cancel, view, task });
+            state.running.insert(name, Running { ways, cancel, view, task });
         }
         state.waiting = later;
     }
@@ -398,8 +478,7 @@ impl Jobs for Queue {
         if let Some(slot) = moves.iter().find_map(|m| m.slots.intersection(&own.slots).iter().next()) {
             return Err(Error::own("take in jobs", format!("slot {slot} is part of another one")));
         }
-        let involved = moves.iter().flat_map(|m| [m.source.clone(), m.target.clone()]).collect();
-        strangers::refuse(&self.deployment, &involved, &own).await?;
+        strangers::refuse(&self.deployment, &Wanted::of(&moves), &own).await?;
         let counts = self.count(&moves, &self.view().await?).await?;
         let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
         let ready = service::prepare(&self.store, &self.deployment, &moves, &self.settings, keys_of).await?;
@@ -416,6 +495,24 @@ impl Jobs for Queue {
         jobs.extend(self.lock().forgotten.iter().cloned());
         jobs.sort_by(|a, b| (b.created_s, &a.name).cmp(&(a.created_s, &b.name)));
         Ok(jobs)
+    }
+
+    async fn others(&self) -> Result<Vec<JobView>> {
+        // Clients ask again and again while something moves.
+        let mut others = self.others.lock().await;
+        if let Some((when, known)) = &*others
+            && when.elapsed() < OTHERS_KEPT
+        {
+            return Ok(known.clone());
+        }
+        let own: Vec<Status> = self.entries().await?.into_iter().map(|entry| entry.status).collect();
+        let found = match timeout(OTHERS_WITHIN, strangers::others(&self.deployment, &own)).await {
+            Ok(found) => found?.into_iter().filter_map(show).collect(),
+            // A node that does not answer holds up nobody.
+            Err(_) => others.take().map(|(_, known)| known).unwrap_or_default(),
+        };
+        *others = Some((Instant::now(), found.clone()));
+        Ok(found)
     }
 
     async fn cancel(&self, name: &str) -> Result<()> {
@@ -454,6 +551,31 @@ fn show(status: Status) -> Option<JobView> {
         updated_s: status.updated_s,
         state: JobState::of_phase(&status.phase),
         message: status.message,
-        remaining_bytes: 0,
+        remaining_bytes: status.remaining_bytes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ways;
+    use crate::scene::id;
+
+    #[test]
+    fn jobs_of_several_sources_have_one_target_at_the_same_time() {
+        let ways = |source, target, shared_as| Ways { source: id(source), target: id(target), shared_as };
+        let external = Some("external");
+        let first = ways(0, 1, external);
+        assert!(first.go_beside(&ways(2, 1, external)), "one target");
+        assert!(first.go_beside(&ways(2, 3, None)), "no node in common");
+        for other in [
+            ways(0, 2, external),
+            ways(2, 0, external),
+            ways(1, 2, external),
+            ways(2, 1, Some("native")),
+            ways(2, 1, None),
+        ] {
+            assert!(!first.go_beside(&other), "{other:?}");
+            assert!(!other.go_beside(&first), "{other:?}");
+        }
+    }
 }

@@ -42,6 +42,13 @@ pub trait Jobs: Send + Sync + 'static {
     /// Whatever keeps them from being listed.
     fn list(&self) -> impl Future<Output = Result<Vec<JobView>>> + Send;
 
+    /// What others do in the cluster, shown as jobs: migrations begun at a node, and what another whimbrel
+    /// moves.
+    ///
+    /// # Errors
+    /// Whatever keeps the cluster from being asked.
+    fn others(&self) -> impl Future<Output = Result<Vec<JobView>>> + Send;
+
     /// Asks for a job's cancellation, which takes effect soon after. One that has ended is left as it is.
     ///
     /// # Errors

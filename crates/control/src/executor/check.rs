@@ -9,10 +9,9 @@ use whimbrel_flow::slots::has_other_databases;
 
 use super::{Done, Executor, NOT_AT_ONCE, Trouble, because};
 use crate::pause::PauseNeed;
+use crate::strangers;
 
-/// How long a migration of the servers' own is waited for before the handover, and how often it is looked
-/// whether it has ended.
-const NATIVES_MAX: Duration = Duration::from_secs(600);
+/// How often it is looked whether a migration of the servers' own has ended.
 const NATIVES_POLL: Duration = Duration::from_millis(100);
 
 impl Executor {
@@ -33,20 +32,8 @@ impl Executor {
         }
         let handover = self.handover().await?;
         handover.check_permissions().await?;
-        let others = handover.other_jobs().await?;
-        if !others.is_empty() {
-            let message = format!("another whimbrel is moving slots of these nodes: {}", others.join(", "));
-            return Err(because(Why::Busy, message));
-        }
-        let natives = handover.native_migrations().await?;
-        if !natives.is_empty() {
-            let message = format!(
-                "a migration of the servers' own is running on these nodes: {}; start again when it is over",
-                natives.join(", ")
-            );
-            return Err(because(Why::Busy, message));
-        }
-        let seen = handover.inspect(slots).await?;
+        self.wait_for_others().await?;
+        let seen = self.handover().await?.inspect(slots).await?;
         if !seen.source.is_primary {
             return Err(because(Why::SourceChanged, "the source is no primary"));
         }
@@ -94,13 +81,47 @@ impl Executor {
         self.need = need;
         // Written down with the outcome of this, before anything is switched off.
         self.handover().await?.find_shelter(slots).await?;
-        if !self.begun {
+        if !self.begun || self.gives_way {
             self.handover().await?.begin().await?;
-            self.begun = true;
+            (self.begun, self.gives_way) = (true, false);
         }
         let (source, target) = (seen.source.process, seen.target.process);
         self.members = Some(self.handover().await?.members().clone());
         Ok(Detail::Checked { source, target, pause_ms: need.least_ms })
+    }
+
+    /// Nobody else may be at work on the two nodes when a batch is begun. Meanwhile the job goes back among
+    /// those that look whether they may begin: one that has begun does not wait for it.
+    ///
+    /// # Errors
+    /// `Busy` where somebody is, for longer than the job may stand still.
+    async fn wait_for_others(&mut self) -> Result<(), Trouble> {
+        let (began, patience) = (Instant::now(), Duration::from_millis(self.options.stall_ms));
+        loop {
+            let others = self.handover().await?.other_jobs().await?;
+            let what = if others.is_empty() {
+                let natives = self.handover().await?.native_migrations().await?;
+                let listed = natives.join(", ");
+                let what = format!("a migration of the servers' own is running on these nodes: {listed}");
+                (!natives.is_empty()).then_some(what)
+            } else {
+                let jobs = strangers::all_shown(&others);
+                Some(format!("another whimbrel is moving slots of these nodes: {jobs}"))
+            };
+            self.progress.waits(what.as_deref());
+            let Some(what) = what else { return Ok(()) };
+            if began.elapsed() >= patience {
+                self.progress.waits(None);
+                return Err(because(Why::Busy, strangers::waited(&what, patience)));
+            }
+            self.gives_way = true;
+            self.forget_links();
+            let pause = tokio::time::sleep(strangers::give_way());
+            if self.stop.run_until_cancelled(pause).await.is_none() {
+                self.progress.waits(None);
+                return Err(because(Why::Interrupted, "cancelled"));
+            }
+        }
     }
 
     /// Somebody may have begun a migration of the servers' own on one of the nodes since the check: one that
@@ -111,20 +132,19 @@ impl Executor {
     /// `TooSlow` where one was waited for: what was written meanwhile is to be caught up with first. `Busy`
     /// where it does not end.
     pub(super) async fn wait_for_natives(&mut self) -> Result<(), Trouble> {
-        let began = Instant::now();
+        let (began, patience) = (Instant::now(), Duration::from_millis(self.options.stall_ms));
         let mut waited_for = None;
         loop {
             let natives = self.handover().await?.native_migrations().await?.join(", ");
             if natives.is_empty() {
                 break;
             }
-            if began.elapsed() > NATIVES_MAX {
-                let message = format!(
-                    "a migration of the servers' own has not ended within {} s on these nodes: {natives}",
-                    NATIVES_MAX.as_secs()
-                );
-                return Err(because(Why::Busy, message));
+            if began.elapsed() > patience {
+                self.progress.waits(None);
+                let what = format!("a migration of the servers' own is running on these nodes: {natives}");
+                return Err(because(Why::Busy, strangers::waited(&what, patience)));
             }
+            self.progress.waits(Some(&format!("a migration of the servers' own is waited for: {natives}")));
             self.feed()?;
             if waited_for.is_none() {
                 tracing::info!(natives, "a migration of the servers' own is waited for");
@@ -132,9 +152,11 @@ impl Executor {
             waited_for = Some(natives);
             let pause = tokio::time::sleep(NATIVES_POLL);
             if self.stop.run_until_cancelled(pause).await.is_none() {
+                self.progress.waits(None);
                 return Err(because(Why::Interrupted, "cancelled"));
             }
         }
+        self.progress.waits(None);
         match waited_for {
             None => Ok(()),
             Some(natives) => {

@@ -12,7 +12,7 @@ use whimbrel_engine::native::NativeSupport;
 use whimbrel_engine::nodes::{Counted, NodeState, Survey, SurveyOptions, Surveyed};
 
 use crate::service::{Method, Native};
-use crate::strangers::{self, Own};
+use crate::strangers::{self, Own, Wanted};
 
 /// Why the method is whimbrel's own unless something else is asked for.
 const PROMISES: &str = "it compares before each handover and bounds each pause";
@@ -168,7 +168,8 @@ impl Situation {
             let Err(reason) = &node.answer else { continue };
             let slots = Slot::all().filter(|slot| state.owners.of(*slot) == Some(&node.id)).count() as u64;
             if slots > 0 {
-                let what = format!("it does not answer, and owns {}: {reason}", format_count_of(slots, "slot"));
+                let what =
+                    format!("it does not answer, and owns {}: {reason}", format_count_of(slots, "slot"));
                 return Err(Error::unfit(Side::Source, node.name().to_string(), "plan moves", what)
                     .with_remedy("see `whimbrel status`"));
             }
@@ -176,14 +177,14 @@ impl Situation {
         Ok(())
     }
 
-    /// Nothing may move while something else does, or while something was left half-done.
+    /// Nothing may move while something else does with the same nodes or slots, or was left half-done there.
     ///
     /// # Errors
     /// `Unfit` where that is so.
-    pub fn refuse_trouble(&self, involved: &[NodeId]) -> Result<()> {
+    pub fn refuse_trouble(&self, moves: &[Move]) -> Result<()> {
+        let wanted = Wanted::of(moves);
         for node in &self.survey.nodes {
-            let is_involved = involved.contains(&node.id);
-            if let Some(what) = strangers::trouble_at(node, is_involved, &Own::default()) {
+            if let Some(what) = strangers::trouble_at(node, &wanted, &Own::default()) {
                 return Err(strangers::refusal(node, what));
             }
         }

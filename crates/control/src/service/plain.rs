@@ -5,9 +5,10 @@
 //! 2. what is under way is cancelled, until neither node works on it and the source has the slots;
 //! 3. the journal becomes that of an external job, by the same name.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -27,13 +28,16 @@ use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 use super::settings::{Cut, Method, Settings, cut_into_batches};
 use crate::clock::now_s;
 use crate::job::{Record, View};
-use crate::options::TransferOptions;
+use crate::options::{TransferOptions, usual_stall_ms};
 use crate::report::{Ending, JobReport};
 use crate::store::{Journal, Status};
-use crate::strangers;
+use crate::strangers::{self, Applicant};
 
 /// How long the nodes may take to end a migration of their own, in milliseconds.
 const END_MS: u64 = 30_000;
+
+/// How often others are shown how the job stands, at most.
+const PUBLISH_PERIOD: Duration = Duration::from_millis(200);
 
 /// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
 /// servers, or the next try, see to the rest.
@@ -60,6 +64,9 @@ pub struct PlainRecord {
     /// How many keys they had when the job was made; 0 where nobody counted.
     #[serde(default)]
     pub keys: u64,
+    /// How long it waits for others that are at work at its nodes, in milliseconds.
+    #[serde(default = "usual_stall_ms")]
+    pub stall_ms: u64,
     /// Whether it was begun: a resumed job looks for what it had started.
     pub begun: bool,
     /// What takes the place of the servers' own migration where that fails or does not move; `None` where
@@ -178,11 +185,32 @@ pub(super) async fn run(
     let mut report = JobReport::not_started(id, source, target, plain.slots.clone(), plain.method.name());
     journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
     let outcome = async {
+        let peers = peers(plain, deployment).await?;
         // Since it was taken in somebody may have begun something there.
-        strangers::refuse_jobs(deployment, [&plain.source, &plain.target]).await?;
-        match plain.method {
-            Method::Native(kind) => run_native(plain, kind.kind(), journal, deployment, view, cancel).await,
-            Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
+        let applicant = Applicant {
+            job: &plain.id,
+            nodes: &peers,
+            slots: &plain.slots,
+            patience: Duration::from_millis(plain.stall_ms),
+        };
+        let waiting = strangers::claim(deployment, applicant, &view.progress, cancel);
+        let told = watch::channel(NativeState::default()).1;
+        let claim = tokio::select! {
+            claim = waiting => claim?,
+            never = publish(plain, journal, view, told) => match never {},
+        };
+        let Some(claim) = claim else { return Ok(Came::Moved((SlotSet::new(), 0, true))) };
+        let work = async {
+            match plain.method {
+                Method::Native(kind) => {
+                    run_native(plain, kind.kind(), &peers, journal, deployment, view, cancel).await
+                }
+                Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
+            }
+        };
+        tokio::select! {
+            came = work => came,
+            never = claim.keep() => match never {},
         }
     }
     .await;
@@ -212,21 +240,46 @@ pub(super) async fn run(
     Ended::Report(Box::new(report))
 }
 
+/// Shows others how it stands.
+async fn publish(
+    plain: &PlainRecord,
+    journal: &Journal,
+    view: &View,
+    mut states: watch::Receiver<NativeState>,
+) -> Infallible {
+    let mut shown = None;
+    loop {
+        let state = states.borrow_and_update().clone();
+        let waits_for = view.progress.waits_for();
+        let message = if waits_for.is_empty() { state.message } else { waits_for };
+        let is_new = state.attempt == 0 && state.raw.is_empty();
+        let phase = if is_new { NativePhase::Queued } else { state.phase };
+        let now = (phase, message, state.remaining_bytes.unwrap_or(0));
+        if !phase.is_final() && shown.as_ref() != Some(&now) {
+            let (phase, message, remaining_bytes) = &now;
+            let status = plain.status(*phase, &SlotSet::new(), message, false);
+            journal.publish(&Status { remaining_bytes: *remaining_bytes, ..status });
+            shown = Some(now);
+        }
+        tokio::time::sleep(PUBLISH_PERIOD).await;
+    }
+}
+
 async fn run_native(
     plain: &PlainRecord,
     kind: NativeKind,
+    peers: &(Peer, Peer),
     journal: &Journal,
     deployment: &Deployment,
     view: &View,
     cancel: &CancellationToken,
 ) -> Result<Came> {
-    let peers = peers(plain, deployment).await?;
     let Some(fallback) = &plain.fallback else {
-        return watched(plain, kind, &peers, deployment, view, cancel).await.map(Came::Moved);
+        return watched(plain, kind, peers, journal, deployment, view, cancel).await.map(Came::Moved);
     };
     let why = match &fallback.fell_back {
         Some(why) => why.clone(),
-        None => match watched(plain, kind, &peers, deployment, view, cancel).await {
+        None => match watched(plain, kind, peers, journal, deployment, view, cancel).await {
             Ok(moved) => return Ok(Came::Moved(moved)),
             // Somebody else's is no failure of ours, and is in the way of any method.
             Err(e) if NativeMigration::is_busy(&e) => return Err(e),
@@ -239,7 +292,7 @@ async fn run_native(
     let kept = view.progress.disk.until_room(|| journal.try_save(&plain, None)).await;
     kept.map_err(|e| journal.fail(&e))?;
     journal.publish(&plain.status(NativePhase::Queued, &SlotSet::new(), &why, false));
-    fall_back(&plain, kind, &peers, why, journal, deployment, view, cancel).await
+    fall_back(&plain, kind, peers, why, journal, deployment, view, cancel).await
 }
 
 /// Ends what the servers have under way, and makes an external job of this one.
@@ -310,13 +363,16 @@ async fn watched(
     plain: &PlainRecord,
     kind: NativeKind,
     (source, target): &(Peer, Peer),
+    journal: &Journal,
     deployment: &Deployment,
     view: &View,
     cancel: &CancellationToken,
 ) -> Result<Moved> {
     let (progress, mut states) = watch::channel(NativeState::default());
     let stall_ms = plain.fallback.as_ref().map(|fallback| fallback.native_stall_ms);
-    let options = NativeOptions { adopt: plain.begun, stall_ms, ..NativeOptions::default() };
+    let wait_turn_ms = plain.stall_ms;
+    let options = NativeOptions { adopt: plain.begun, stall_ms, wait_turn_ms, ..NativeOptions::default() };
+    let published = publish(plain, journal, view, progress.subscribe());
     let running = native::run(deployment, kind, source, target, &plain.slots, options, &progress, cancel);
     let showing = async {
         while states.changed().await.is_ok() {
@@ -327,6 +383,7 @@ async fn watched(
     };
     let report = tokio::select! {
         report = running => report?,
+        never = published => match never {},
         () = showing => return Err(Error::own("watch a native migration", "it ended without an outcome")),
     };
     let done = report.phase == NativePhase::Done;

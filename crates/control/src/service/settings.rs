@@ -10,7 +10,8 @@ use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
 use whimbrel_engine::native::NativeKind;
 use whimbrel_engine::remedy::Remedy;
 
-use crate::executor::{NOT_AT_ONCE, process_name};
+use crate::executor::NOT_AT_ONCE;
+use crate::naming::process_name;
 use crate::options::TransferOptions;
 use crate::pause::{self, PauseNeed};
 

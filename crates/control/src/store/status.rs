@@ -73,6 +73,9 @@ pub struct Status {
     /// How many of them are done with.
     #[serde(default)]
     pub keys_moved: u64,
+    /// Bytes that wait to be sent, where the servers' own migration tells; 0 otherwise.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub remaining_bytes: u64,
     /// Of a move of slots: `external`, `native` or `legacy`.
     #[serde(default)]
     pub method: String,
@@ -102,6 +105,10 @@ pub struct Status {
     /// Where it listens, for one that serves clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A job in the folder.

@@ -120,6 +120,10 @@ impl Jobs for Notebook {
         }
     }
 
+    async fn others(&self) -> Result<Vec<JobView>> {
+        Ok(Vec::new())
+    }
+
     async fn submit(&self, moves: Vec<Move>) -> Result<()> {
         let gate = self.gate.lock().clone();
         if let Some(gate) = gate {

@@ -201,6 +201,9 @@ pub enum Event {
     Resume,
     /// Somebody wants the job to end: before the fence of a batch with a rollback, later after the batch.
     Cancel,
+    /// Nobody waits any longer for what a suspended job waits for. It ends as failed, where its slots are
+    /// still the source's; behind a fence it is not accepted.
+    Abandon,
     /// An effect came to an end.
     Finished {
         /// The effect, as it was given.

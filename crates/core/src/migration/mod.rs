@@ -33,6 +33,7 @@
 //! [`Why::OwnerChanged`] and [`Why::DataInDoubt`]. `docs/design/state-machine.md` says what these guarantees
 //! rest on.
 
+mod abandon;
 mod effect;
 mod job;
 mod phase;

@@ -1,5 +1,6 @@
 //! The machine itself.
 
+use super::abandon::{abandon, out_of_phase, silent};
 use super::effect::{
     Action, Detail, Effect, Event, Observation, Outcome, Primary, Reason, Reject, Seen, Why,
 };
@@ -26,6 +27,7 @@ pub fn step(job: &mut Job, event: Event, effects: &mut Vec<Effect>) -> Result<()
         },
         Event::Resume => resume(job, effects)?,
         Event::Cancel => cancel(job, effects)?,
+        Event::Abandon => abandon(job)?,
         Event::Finished { effect, outcome } => {
             if job.in_flight.as_ref() != Some(&effect) {
                 let in_flight = job.in_flight.as_ref().map_or("nothing", |effect| effect.action.name());
@@ -39,10 +41,6 @@ pub fn step(job: &mut Job, event: Event, effects: &mut Vec<Effect>) -> Result<()
         }
     }
     Ok(())
-}
-
-fn out_of_phase(job: &Job, event: &'static str) -> Reject {
-    Reject::OutOfPhase { phase: job.phase.name(), event }
 }
 
 /// Whether an outcome can be of this action.
@@ -607,11 +605,11 @@ fn decide(
     let (source, target) = match (&observation.source, &observation.target) {
         (Seen::Primary(source), Seen::Primary(target)) => (source, target),
         (Seen::Unreachable, Seen::Primary(target)) => {
-            let reason = Reason::new(Why::Unreachable, "no primary of the source's shard answers");
+            let reason = silent("source", &job.source);
             return not_seen(job, reached, then, tries, Some(target), reason, effects);
         }
         (_, Seen::Unreachable) => {
-            let reason = Reason::new(Why::Unreachable, "no primary of the target's shard answers");
+            let reason = silent("target", &job.target);
             return not_seen(job, reached, then, tries, None, reason, effects);
         }
     };

@@ -21,6 +21,7 @@
 
 mod command;
 mod connector;
+mod limits;
 mod options;
 mod progress;
 mod prospect;
@@ -45,6 +46,7 @@ use crate::error::{Error, ErrorKind, Result, Side};
 
 use self::connector::Connector;
 pub use self::connector::FEED_CLIENT_NAME;
+pub use self::limits::holdup;
 pub use self::options::{FeedKind, FeedOptions};
 pub use self::progress::{FeedFailure, History};
 use self::progress::{Progress, Shared};

@@ -21,6 +21,8 @@ pub enum FeedFailure {
     Gap {
         /// The last offset that was seen.
         offset: u64,
+        /// Which limit of the server's cut the link before, where one did.
+        cut: Option<String>,
     },
     /// The link broke and could not be made again in time.
     Lost {
@@ -39,11 +41,14 @@ pub enum FeedFailure {
 impl fmt::Display for FeedFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FeedFailure::Gap { offset } => write!(
-                f,
-                "changes were missed: the link broke at offset {offset} and the server cannot continue from \
-                    there"
-            ),
+            FeedFailure::Gap { offset, cut } => {
+                write!(
+                    f,
+                    "changes were missed: the link broke at offset {offset} and the server cannot continue \
+                     from there"
+                )?;
+                cut.iter().try_for_each(|cut| write!(f, "; {cut}"))
+            }
             FeedFailure::Lost { cause } => write!(f, "the link broke and could not be resumed: {cause}"),
             FeedFailure::Demoted => f.write_str("the server is no longer a primary"),
             FeedFailure::Malformed { cause } => write!(f, "the link carried something unexpected: {cause}"),

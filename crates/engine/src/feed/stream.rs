@@ -11,6 +11,7 @@ use whimbrel_wire::value::Value;
 
 use super::command::{Decoder, Rules};
 use super::connector::Connector;
+use super::limits;
 use super::options::{FeedKind, FeedOptions};
 use super::progress::{FeedFailure, History, Shared};
 use crate::deployment::Deployment;
@@ -43,6 +44,11 @@ const BACKLOG_WITHIN: Duration = Duration::from_secs(2);
 /// How long to wait between two looks for it.
 const BACKLOG_EVERY: Duration = Duration::from_millis(1);
 
+/// How long a server may take to say that it continues, and how often it is asked anew where it does not,
+/// before its snapshot is waited for.
+const CONTINUE_WITHIN: Duration = Duration::from_millis(150);
+const OVERTAKE_TRIES: u32 = 8;
+
 /// The first and the longest pause between two attempts to resume.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 const RETRY_PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -63,6 +69,10 @@ pub(super) struct Stream {
     /// Acknowledge often, until then or until a first command comes.
     hurry_until: Option<Instant>,
     heard: Instant,
+    /// How many clients the server had cut off when it was asked last.
+    cuts: Option<u64>,
+    /// Which of its limits cut this link off last, in words.
+    cut: Option<String>,
 }
 
 /// What a server lets us have of replication.
@@ -79,6 +89,7 @@ pub(super) enum Offer {
 struct Ready {
     link: Link,
     decoder: Decoder,
+    cuts: Option<u64>,
     /// Snapshots are without data.
     filtered: bool,
 }
@@ -88,12 +99,13 @@ async fn prepare(deployment: &Deployment, place: &Connector) -> Result<Result<Re
     let mut link = place.open().await?;
     let db = starting_db(deployment, &mut link).await?;
     let rules = load_rules(&mut link).await?;
+    let cuts = limits::cuts(&mut link).await?;
     let filtered = match offer(&mut link).await? {
         Offer::Filtered => true,
         Offer::Plain => false,
         Offer::Nothing(why) => return Ok(Err(why)),
     };
-    Ok(Ok(Ready { link, decoder: Decoder::new(rules, db), filtered }))
+    Ok(Ok(Ready { link, decoder: Decoder::new(rules, db), cuts, filtered }))
 }
 
 /// Attaches a replication link, or says why none can be had.
@@ -103,7 +115,7 @@ pub(super) async fn attach(
     shared: &Arc<Shared>,
     options: FeedOptions,
 ) -> Result<Result<Stream, String>> {
-    let Ready { mut link, decoder, filtered } = match prepare(deployment, place).await? {
+    let Ready { mut link, decoder, cuts, filtered } = match prepare(deployment, place).await? {
         Ok(ready) => ready,
         Err(why) => return Ok(Err(why)),
     };
@@ -131,8 +143,20 @@ pub(super) async fn attach(
         return Ok(Err("the server has no backlog to continue from".to_owned()));
     }
     let offset = from.as_ref().map_or(0, |from| from.offset);
-    let mut stream = Stream::new(place, shared, options, (link, decoder), offset);
-    match stream.psync(from.as_ref()).await? {
+    let mut stream = Stream::new(place, shared, options, (link, decoder, cuts), offset);
+    stream.ask(from.as_ref()).await?;
+    let opening = match from.is_some() && asking.is_some() {
+        false => stream.opening().await?,
+        // It answers at once where it can continue; else when the snapshot begins.
+        true => match timeout(CONTINUE_WITHIN, stream.opening()).await {
+            Ok(opening) => opening?,
+            Err(_) => match overtake(deployment, place, shared, options).await? {
+                Some(stream) => return Ok(Ok(stream)),
+                None => stream.opening().await?,
+            },
+        },
+    };
+    match opening {
         Opening::Continue { replid } => {
             stream.replid = replid.or(from.map(|from| from.replid)).unwrap_or_default();
         }
@@ -155,6 +179,30 @@ pub(super) async fn attach(
     Ok(Ok(stream))
 }
 
+/// Tries to go on from a backlog that has just been made and is left behind again between the question for
+/// its end and the one for what follows: some of the moments between two writes are long enough.
+async fn overtake(
+    deployment: &Deployment,
+    place: &Connector,
+    shared: &Arc<Shared>,
+    options: FeedOptions,
+) -> Result<Option<Stream>> {
+    for _ in 0..OVERTAKE_TRIES {
+        let Ok(mut ready) = prepare(deployment, place).await? else { return Ok(None) };
+        let Some(from) = backlog(&mut ready.link).await? else { return Ok(None) };
+        let parts = (ready.link, ready.decoder, ready.cuts);
+        let mut stream = Stream::new(place, shared, options, parts, from.offset);
+        if let Ok(opening) = timeout(CONTINUE_WITHIN, stream.psync(Some(&from))).await
+            && let Opening::Continue { replid } = opening?
+        {
+            stream.replid = replid.unwrap_or(from.replid);
+            stream.publish();
+            return Ok(Some(stream));
+        }
+    }
+    Ok(None)
+}
+
 /// Attaches a replication link that continues from `from`. `None` where the server no longer has what came
 /// after it, or lets nobody continue.
 pub(super) async fn attach_at(
@@ -172,7 +220,8 @@ pub(super) async fn attach_at(
         }
     };
     ready.decoder.goes_on_in(from.db);
-    let mut stream = Stream::new(place, shared, options, (ready.link, ready.decoder), from.offset);
+    let parts = (ready.link, ready.decoder, ready.cuts);
+    let mut stream = Stream::new(place, shared, options, parts, from.offset);
     match stream.psync(Some(from)).await? {
         Opening::Continue { replid } => stream.replid = replid.unwrap_or(from.replid.clone()),
         // With all its data, perhaps: the link is dropped before any of it is taken in.
@@ -284,7 +333,7 @@ impl Stream {
         place: &Connector,
         shared: &Arc<Shared>,
         options: FeedOptions,
-        (link, decoder): (Link, Decoder),
+        (link, decoder, cuts): (Link, Decoder, Option<u64>),
         offset: u64,
     ) -> Stream {
         Stream {
@@ -298,6 +347,8 @@ impl Stream {
             acknowledged: offset,
             hurry_until: None,
             heard: Instant::now(),
+            cuts,
+            cut: None,
             link,
         }
     }
@@ -398,6 +449,11 @@ impl Stream {
 
     /// Asks for the stream after `from`, or from a snapshot on, and waits for the reply.
     async fn psync(&mut self, from: Option<&History>) -> Result<Opening> {
+        self.ask(from).await?;
+        self.opening().await
+    }
+
+    async fn ask(&mut self, from: Option<&History>) -> Result<()> {
         match from {
             Some(from) => {
                 let next = (from.offset + 1).to_string();
@@ -405,7 +461,11 @@ impl Stream {
             }
             None => self.link.push(&[self.place.psync(), b"?", b"-1"]),
         }
-        self.link.flush().await?;
+        self.link.flush().await
+    }
+
+    /// What is answered to that. Dropping the future loses nothing.
+    async fn opening(&mut self) -> Result<Opening> {
         loop {
             if let Some(opening) = self.parser.opening() {
                 return Ok(opening.clone());
@@ -461,6 +521,12 @@ impl Stream {
         {
             return Ok(Some(FeedFailure::Demoted));
         }
+        let cuts = limits::cuts(&mut link).await?;
+        if cuts.zip(self.cuts).is_some_and(|(now, before)| now > before) {
+            let cut = limits::cut_in_words(&mut link).await?;
+            tracing::warn!(at = %self.place.address, cut, "the feed was cut off");
+            (self.cuts, self.cut) = (cuts, Some(cut));
+        }
         if let Offer::Nothing(why) = offer(&mut link).await? {
             return Err(link.server_error(ServerError { code: Code::Other, text: why }, b"REPLCONF"));
         }
@@ -475,7 +541,7 @@ impl Stream {
                 self.replid = replid.unwrap_or(from.replid);
                 Ok(None)
             }
-            Opening::Full { .. } => Ok(Some(FeedFailure::Gap { offset: from.offset })),
+            Opening::Full { .. } => Ok(Some(FeedFailure::Gap { offset: from.offset, cut: self.cut.clone() })),
             Opening::Refused(text) => Err(self.link.server_error(ServerError::classify(&text), b"PSYNC")),
         }
     }

@@ -61,6 +61,7 @@
 //! - A primary sends its replicas a `PING` every ten seconds, also under a pause. It is the only command of
 //!   14 bytes in a replication stream, and no write: it does not break a fence.
 
+mod claim;
 mod fence;
 mod gate;
 mod options;
@@ -77,8 +78,9 @@ use whimbrel_core::migration::Process;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
+pub use self::claim::Claim;
 pub use self::options::{FenceKind, HandoverOptions};
-use self::peer::{Connector, Mark, Peer};
+use self::peer::{CLOSING_MAX, Connector, Mark, Peer};
 pub use self::state::{Fenced, Handover, Members, Paused};
 use self::state::{MIGRATION_OPTION, Watchers};
 use crate::deployment::Deployment;
@@ -336,11 +338,10 @@ impl Handover {
         loop {
             let mut others = Vec::new();
             for peer in [&mut self.source, &mut self.target] {
-                let own = if self.options.begun { i64::MIN } else { peer.number() };
+                let own = peer.number();
                 let found = peer.other_jobs().await?.into_iter();
-                others.extend(found.filter(|other| !other.is_candidate() || other.number < own));
+                others.extend(found.filter(|other| other.goes_before(own, &self.options)));
             }
-            others.retain(|other| !self.options.is_of_process(&other.name));
             if others.is_empty() || Instant::now() >= deadline {
                 return Ok(others.into_iter().map(|other| other.to_string()).collect());
             }
@@ -473,9 +474,6 @@ const NODE_TIMEOUT_MS: u64 = 15_000;
 
 /// The shortest pause for a fence that relies on it.
 const LONG_PAUSE_MS_MIN: u64 = 10_000;
-
-/// How long a closed connection may still be listed.
-const CLOSING_MAX: Duration = Duration::from_secs(1);
 
 async fn seen(peer: &mut Peer, slots: &SlotSet) -> Result<Seen> {
     let view = peer.view().await?;

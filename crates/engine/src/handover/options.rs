@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::SlotSet;
 
 use crate::nodes::{CANDIDATE_CLIENT_NAME, JOB_CLIENT_NAME};
 
@@ -49,6 +50,8 @@ pub struct HandoverOptions {
     /// into each other's way, and are not reported as [other jobs](super::Handover::other_jobs). Nothing
     /// where it is empty.
     pub process: String,
+    /// The slots of the job, for others to see who has them; none where they are not known.
+    pub slots: SlotSet,
     /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
     /// it; one with a label begins with [`Handover::begin`](super::Handover::begin).
     pub begun: bool,
@@ -76,6 +79,7 @@ impl Default for HandoverOptions {
         HandoverOptions {
             label: String::new(),
             process: String::new(),
+            slots: SlotSet::new(),
             begun: true,
             fence: None,
             ranges: true,
@@ -92,7 +96,8 @@ impl HandoverOptions {
     /// What connections of the job are called.
     pub(super) fn client_name(&self) -> Arc<str> {
         let kind = if self.begun { JOB_CLIENT_NAME } else { CANDIDATE_CLIENT_NAME };
-        let parts = [kind, &self.process, &self.label];
+        let slots = if self.process.is_empty() { String::new() } else { shown(&self.slots) };
+        let parts = [kind, &self.process, &slots, &self.label];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":").into()
     }
 
@@ -106,5 +111,39 @@ impl HandoverOptions {
     /// Whether a connection of that name is of this job, in whatever process.
     pub(super) fn is_of_job(&self, name: &str) -> bool {
         self.label.is_empty() || name.rsplit(':').next() == Some(&self.label)
+    }
+}
+
+/// Ranges that a name of a connection tells; of the others, how many slots they are.
+const RANGES_NAMED: usize = 8;
+
+/// Slots as part of a name, in which servers allow no spaces: `0-99,150+3`.
+fn shown(slots: &SlotSet) -> String {
+    let ranges = slots.ranges();
+    let (named, rest) = ranges.split_at(ranges.len().min(RANGES_NAMED));
+    let text = SlotSet::from_ranges(named.iter().copied()).to_string().replace(' ', "");
+    let rest: usize = rest.iter().map(|range| range.slots().count()).sum();
+    if rest > 0 { format!("{text}+{rest}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_tells_the_slots_of_its_job() {
+        let options = |slots: &str| HandoverOptions {
+            label: "m1".to_owned(),
+            process: "7af3-18eb".to_owned(),
+            slots: slots.parse().expect("slots"),
+            ..HandoverOptions::default()
+        };
+        let name = options("0-99,150").client_name();
+        assert_eq!(&*name, "whimbrel:job:7af3-18eb:0-99,150:m1");
+        assert!(options("").is_of_process(&name) && options("").is_of_job(&name));
+        let many: Vec<String> = (0..12).map(|n| (n * 10).to_string()).collect();
+        let name = options(&many.join(",")).client_name();
+        assert_eq!(&*name, "whimbrel:job:7af3-18eb:0,10,20,30,40,50,60,70+4:m1");
+        assert_eq!(&*HandoverOptions::default().client_name(), "whimbrel:job");
     }
 }

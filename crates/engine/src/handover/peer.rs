@@ -35,6 +35,9 @@ const SLOTS_PER_LINK: usize = 8;
 /// idle ones, and a command whose connection breaks has an unknown outcome.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
+/// How long a closed connection may still be listed.
+pub(super) const CLOSING_MAX: Duration = Duration::from_secs(1);
+
 /// How long a server may take to remove what a migration of its own has left, and how often it is asked.
 /// Meanwhile it refuses marks of those slots (Redis 8.4 and later).
 const TRIM_MAX: Duration = Duration::from_secs(60);
@@ -425,15 +428,7 @@ impl Peer {
     /// and are not our own.
     pub(super) async fn other_jobs(&mut self) -> Result<Vec<OtherJob>> {
         let at = self.address.clone();
-        let found = self.clients(|line| {
-            let is_of_job =
-                |name: &&str| name.starts_with(JOB_CLIENT_NAME) || name.starts_with(CANDIDATE_CLIENT_NAME);
-            let name = client_field(line, "name").filter(is_of_job)?.to_owned();
-            let number = client_field(line, "id")?.parse().ok()?;
-            let from = client_field(line, "addr").unwrap_or_default().to_owned();
-            Some(OtherJob { number, name, from, at: at.clone() })
-        });
-        let mut found: Vec<OtherJob> = found.await?;
+        let mut found = self.clients(|line| OtherJob::of_line(line, &at)).await?;
         found.retain(|other| !self.own.contains(&other.number));
         Ok(found)
     }
@@ -441,17 +436,18 @@ impl Peer {
     /// What `of_line` makes of the lines of `CLIENT LIST`, for all connections that are neither replicas' nor
     /// subscribers'.
     pub(super) async fn clients<T>(&mut self, of_line: impl FnMut(&str) -> Option<T>) -> Result<Vec<T>> {
-        let list = self
-            .run(async |link| {
-                link.push(&[b"CLIENT", b"LIST", b"TYPE", b"NORMAL"]);
-                link.flush().await?;
-                let reply = link.replies_within(1, CLIENT_LIST_BYTES_MAX).await?.remove(0);
-                link.check(reply, b"CLIENT LIST")
-            })
-            .await?;
-        let text = String::from_utf8_lossy(list.as_bytes().map_or(&[], |b| b)).into_owned();
-        Ok(text.lines().filter_map(of_line).collect())
+        let list = self.run(list_clients).await?;
+        Ok(list.lines().filter_map(of_line).collect())
     }
+}
+
+/// `CLIENT LIST` of all connections that are neither replicas' nor subscribers'.
+pub(super) async fn list_clients(link: &mut Link) -> Result<String> {
+    link.push(&[b"CLIENT", b"LIST", b"TYPE", b"NORMAL"]);
+    link.flush().await?;
+    let reply = link.replies_within(1, CLIENT_LIST_BYTES_MAX).await?.remove(0);
+    let list = link.check(reply, b"CLIENT LIST")?;
+    Ok(String::from_utf8_lossy(list.as_bytes().map_or(&[], |b| b)).into_owned())
 }
 
 /// A field of a line of `CLIENT LIST`.
@@ -470,6 +466,23 @@ pub(super) struct OtherJob {
 }
 
 impl OtherJob {
+    /// Of a line of `CLIENT LIST` of the node `at`; `None` for any other connection.
+    pub(super) fn of_line(line: &str, at: &Address) -> Option<OtherJob> {
+        let is_of_job =
+            |name: &&str| name.starts_with(JOB_CLIENT_NAME) || name.starts_with(CANDIDATE_CLIENT_NAME);
+        let name = client_field(line, "name").filter(is_of_job)?.to_owned();
+        let number = client_field(line, "id")?.parse().ok()?;
+        let from = client_field(line, "addr").unwrap_or_default().to_owned();
+        Some(OtherJob { number, name, from, at: at.clone() })
+    }
+
+    /// Whether one of `options` whose own latest number on the server is `own` gives way to it: see
+    /// [`Handover::other_jobs`](super::Handover::other_jobs).
+    pub(super) fn goes_before(&self, own: i64, options: &HandoverOptions) -> bool {
+        let own = if options.begun { i64::MIN } else { own };
+        (!self.is_candidate() || self.number < own) && !options.is_of_process(&self.name)
+    }
+
     /// Whether it has not begun.
     pub(super) fn is_candidate(&self) -> bool {
         self.name.starts_with(CANDIDATE_CLIENT_NAME)

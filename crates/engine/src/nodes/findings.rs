@@ -465,7 +465,10 @@ impl Survey {
                 Role::Replica => state.primary.as_ref().and_then(|id| self.node(id)?.state()),
             };
             let Some(allowed_by) = allowed_by else { continue };
-            let allowed = allowed_by.slots.union(&allowed_by.importing_slots()).union(unowned);
+            let taken_in = allowed_by.native.iter().filter(|native| !native.is_export());
+            let taken_in =
+                taken_in.fold(allowed_by.importing_slots(), |all, native| all.union(&native.slot_set()));
+            let allowed = allowed_by.slots.union(&taken_in).union(unowned);
             let slots = counts.occupied().difference(&allowed);
             if !slots.is_empty() {
                 let keys = counts.sum(&slots);

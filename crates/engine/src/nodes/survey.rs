@@ -504,6 +504,31 @@ pub struct NativeSeen {
     pub message: String,
     /// When it was made, in seconds of Unix time; 0 where the server does not tell.
     pub created_s: u64,
+    /// Bytes that wait to be sent; 0 where the server does not tell (Valkey 9.1 does).
+    pub remaining_bytes: u64,
+    /// Whether it is one of `CLUSTER MIGRATESLOTS`.
+    pub is_valkey: bool,
+}
+
+impl NativeSeen {
+    /// The slots; none where they are told in a form that is not known.
+    pub fn slot_set(&self) -> SlotSet {
+        self.slots.replace(' ', ",").parse().unwrap_or_default()
+    }
+
+    /// Whether the node gives the slots away.
+    pub fn is_export(&self) -> bool {
+        self.operation != "import"
+    }
+
+    /// The command that ends it, and the node that takes it.
+    pub fn ended_by(&self) -> String {
+        let short = |id: &str| id.get(..8).unwrap_or(id).to_owned();
+        match self.is_valkey {
+            true => format!("CLUSTER CANCELSLOTMIGRATIONS at {}", short(&self.source)),
+            false => format!("CLUSTER MIGRATION CANCEL ID {} at {}", self.name, short(&self.target)),
+        }
+    }
 }
 
 impl fmt::Display for NativeSeen {
@@ -540,8 +565,11 @@ pub async fn native_migrations(link: &mut Link) -> Result<Vec<NativeSeen>> {
                 text(name)
             };
             // Redis counts milliseconds.
-            let created = migration.field("create_time").and_then(Value::as_int).unwrap_or(0);
-            let created = u64::try_from(created).unwrap_or(0);
+            let number = |name: &str| {
+                let number = migration.field(name).and_then(Value::as_int).unwrap_or(0);
+                u64::try_from(number).unwrap_or(0)
+            };
+            let created = number("create_time");
             found.push(NativeSeen {
                 name: either("name", "id"),
                 operation,
@@ -551,6 +579,8 @@ pub async fn native_migrations(link: &mut Link) -> Result<Vec<NativeSeen>> {
                 state,
                 message: either("message", "last_error"),
                 created_s: if is_valkey { created } else { created / 1_000 },
+                remaining_bytes: number("remaining_repl_size"),
+                is_valkey,
             });
         }
     }

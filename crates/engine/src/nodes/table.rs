@@ -59,6 +59,7 @@ impl ClusterView {
             health: match node.flags.maybe_fail {
                 _ if is_failed => Health::Failed,
                 true => Health::Suspected,
+                false if node.flags.loading => Health::Loading,
                 false => Health::Online,
             },
             is_connected: node.connected,

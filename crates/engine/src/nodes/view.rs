@@ -1,8 +1,12 @@
 //! One node's view of its cluster.
 
+use std::collections::HashSet;
+
 use whimbrel_core::cluster::Role;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
+
+use whimbrel_wire::value::Value;
 
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, Result, Side};
@@ -21,6 +25,9 @@ pub struct NodeFlags {
     pub handshake: bool,
     /// Its address is not known.
     pub noaddr: bool,
+    /// A replica that has not taken in its primary's data yet. Only [`ClusterView::ask_with_replicas`] finds
+    /// out.
+    pub loading: bool,
 }
 
 /// One node in one view.
@@ -91,6 +98,40 @@ impl ClusterView {
         link.push(&[b"CLUSTER", b"NODES"]);
         link.flush().await?;
         ClusterView::read(link).await
+    }
+
+    /// As [`ClusterView::ask`], and finds out which replicas are loading: `CLUSTER NODES` does not tell, but
+    /// `CLUSTER SLOTS` leaves them out. (`CLUSTER SHARDS`, which names their state, crashes some servers.)
+    ///
+    /// # Errors
+    /// As [`ClusterView::ask`].
+    pub async fn ask_with_replicas(link: &mut Link) -> Result<ClusterView> {
+        link.push(&[b"CLUSTER", b"NODES"]);
+        link.push(&[b"CLUSTER", b"SLOTS"]);
+        link.flush().await?;
+        let view = ClusterView::read(link).await;
+        // Also after an error of the first, so that the link stays in step.
+        let slots = link.reply().await?;
+        let mut view = view?;
+        if let Some(entries) = slots.as_items() {
+            view.note_loading(entries);
+        }
+        Ok(view)
+    }
+
+    /// `entries` are those of `CLUSTER SLOTS`: a range, and its nodes as `[host, port, id, ...]`.
+    fn note_loading(&mut self, entries: &[Value]) {
+        let nodes = entries.iter().filter_map(|entry| entry.as_items()?.get(2..)).flatten();
+        let told: HashSet<&str> = nodes.filter_map(|node| node.as_items()?.get(2)?.as_str()).collect();
+        if told.is_empty() {
+            // Of nobody: names came with Redis 4.
+            return;
+        }
+        for node in &mut self.nodes {
+            // Of a primary without slots nobody tells the replicas.
+            let is_listed = node.primary.as_ref().is_some_and(|primary| told.contains(primary.as_str()));
+            node.flags.loading = is_listed && node.is_usable() && !told.contains(node.id.as_str());
+        }
     }
 
     /// Reads the reply to a `CLUSTER NODES` that was sent before.

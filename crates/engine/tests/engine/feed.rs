@@ -419,7 +419,10 @@ async fn a_gap_is_a_failure(engine: Engine) {
     }
     proxy.heal().expect("the port is free");
     let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
-    assert!(matches!(failure, FeedFailure::Gap { offset } if offset >= broke_at), "{engine}: {failure:?}");
+    assert!(
+        matches!(failure, FeedFailure::Gap { offset, .. } if offset >= broke_at),
+        "{engine}: {failure:?}"
+    );
     let error = feed.reach(offset(&mut con), REACH_MS).await.expect_err("the feed has ended");
     assert!(error.to_string().contains("missed"), "{error}");
 }

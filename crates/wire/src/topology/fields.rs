@@ -94,9 +94,9 @@ pub(super) fn shard_slots(shard: &Shard) -> Bytes {
     out.into()
 }
 
-/// The replicas that `CLUSTER SLOTS` names: those that have not failed.
+/// The replicas that `CLUSTER SLOTS` names: those that have not failed, and have their data.
 pub(super) fn told_replicas(group: &Group) -> impl Iterator<Item = &Member> {
-    group.replicas.iter().filter(|member| member.health != Health::Failed)
+    group.replicas.iter().filter(|member| !matches!(member.health, Health::Failed | Health::Loading))
 }
 
 /// The nodes of an entry of `CLUSTER SLOTS`: where to connect to, the name, and the other ways to name the
@@ -145,7 +145,12 @@ pub(super) fn shard_nodes(group: &Group, protocol: Protocol) -> Bytes {
         bulk(b"replication-offset", &mut out);
         // Only the nodes themselves know it, and it changes with every write.
         header(b':', 0, &mut out);
-        field("health", if member.health == Health::Failed { "fail" } else { "online" }, &mut out);
+        let health = match member.health {
+            Health::Failed => "fail",
+            Health::Loading => "loading",
+            Health::Online | Health::Suspected => "online",
+        };
+        field("health", health, &mut out);
     }
     out.freeze()
 }
@@ -176,7 +181,7 @@ pub(super) fn lines(shard: &Shard, myself: &NodeId) -> Bytes {
         }
         line.push_str(if is_primary { "master" } else { "slave" });
         line.push_str(match member.health {
-            Health::Online => "",
+            Health::Online | Health::Loading => "",
             Health::Suspected => ",fail?",
             Health::Failed => ",fail",
         });

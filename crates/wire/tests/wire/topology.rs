@@ -145,7 +145,8 @@ enum Step {
 }
 
 fn steps(shards: usize) -> impl Strategy<Value = Vec<Step>> {
-    let health = prop::sample::select(vec![Health::Online, Health::Suspected, Health::Failed]);
+    let health =
+        prop::sample::select(vec![Health::Online, Health::Loading, Health::Suspected, Health::Failed]);
     let one = prop_oneof![
         4 => (0u16..16_384, 1u16..600, 1u16..5, prop::option::weighted(0.9, 0..shards))
             .prop_map(|(from, count, step, owner)| Step::Assign(from, count, step, owner)),

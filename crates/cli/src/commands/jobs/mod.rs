@@ -12,6 +12,7 @@ use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
+use whimbrel_control::strangers;
 use whimbrel_core::units::{format_count, format_count_of, format_time};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -35,9 +36,19 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
     let folder = whimbrel_control::private::state_dir(args.state_dir.as_deref())?;
     let jobs = Jobs::of(&folder, again::arguments);
     let (named, as_json) = (args.state_dir.as_deref(), args.json);
-    match args.command.as_ref().unwrap_or(&JobsCommand::List) {
-        JobsCommand::List => {
-            list(&jobs.as_they_are(jobs.all()?).await, named, as_json);
+    let Some(command) = &args.command else {
+        list(&jobs.as_they_are(jobs.all()?).await, named, as_json);
+        return Ok(Exit::Success);
+    };
+    match command {
+        JobsCommand::List { access } => {
+            let mut seen = jobs.as_they_are(jobs.all()?).await;
+            if access.cluster.is_some() {
+                let own: Vec<Status> = seen.iter().map(|seen| seen.entry.status.clone()).collect();
+                let deployment = open(access, &Status::default()).await?;
+                seen.extend(strangers::others(&deployment, &own).await?.into_iter().map(Seen::elsewhere));
+            }
+            list(&seen, named, as_json);
             Ok(Exit::Success)
         }
         JobsCommand::Show { job } => {
@@ -162,6 +173,9 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         ]);
     }
     table.lines(Screen::of_stdout()).iter().for_each(|line| out!("{line}"));
+    for status in jobs.iter().filter(|seen| seen.is_elsewhere).map(|seen| &seen.entry.status) {
+        out!("{}: {}", status.id, status.message);
+    }
     for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| entry.is_interrupted()) {
         print_resume(entry, folder);
     }

@@ -114,10 +114,9 @@ async fn try_command(
     let situation = Situation::find(&deployment).await?;
     situation.refuse_silence()?;
     let moves = wanted(&situation)?;
-    let involved: Vec<NodeId> = moves.iter().flat_map(|m| [m.source.clone(), m.target.clone()]).collect();
     if daemon.is_none() {
         // A daemon has jobs wait for those that it runs, and looks again before each.
-        situation.refuse_trouble(&involved)?;
+        situation.refuse_trouble(&moves)?;
     }
     let (method, mut why) = method(&situation, &deployment, &moves, moving).await?;
     if let Some(daemon) = &daemon {

@@ -36,6 +36,7 @@ pub fn settings(moving: &MovingArgs, method: Method) -> Settings {
             rate_keys: moving.rate_keys,
             rate_bytes: moving.rate_bytes,
             max_latency_ms: moving.max_latency,
+            stall_ms: moving.stall,
             ..TransferOptions::default()
         },
         batch_keys: moving.batch_keys,

@@ -71,6 +71,12 @@ pub struct MovingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_stall, help_heading = "Method")]
     pub native_stall: Option<u64>,
 
+    /// How long a job may stand still before it fails: wait for others at its nodes, or for a node that does
+    /// not answer
+    #[arg(long, value_name = "TIME", value_parser = parse_stall, default_value = "10m",
+        help_heading = "Limits")]
+    pub stall: u64,
+
     /// Roll back rather than slow down writers that outrun the catch-up (external)
     #[arg(long, help_heading = "Method")]
     pub no_brake: bool,
@@ -109,7 +115,7 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "state_dir", "native_stall",
+            "rate_bytes", "max_latency", "state_dir", "native_stall", "stall",
     ])]
     pub server: Option<String>,
 
@@ -333,8 +339,12 @@ pub struct DrainArgs {
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
     /// List all jobs: copies, verifications, syncs, moves of slots, fronts that move keys; with the command
-    /// that goes on with each that was interrupted. This is what jobs does by itself
-    List,
+    /// that goes on with each that was interrupted. This is what jobs does by itself. With --cluster also
+    /// what others move there: by a command to a node, or a whimbrel with another state folder
+    List {
+        #[command(flatten)]
+        access: JobAccess,
+    },
     /// Show one job
     Show {
         /// Its name

@@ -56,6 +56,27 @@ fn without_a_source_the_target_is_cleaned_and_the_job_fails() {
 }
 
 #[test]
+fn a_job_that_waits_for_somebody_ends_where_nobody_waits_with_it_unless_slots_are_between_two_owners() {
+    let mut run = Run::new(Rules { observations_max: 2, ..Rules::default() });
+    run.go_to("snapshot");
+    assert!(step(&mut run.job, Event::Abandon, &mut Vec::new()).is_err(), "it does not wait");
+    run.refused(Why::TargetChanged);
+    let gone = Observation { target: Seen::Unreachable, ..run.owned_by_source() };
+    (0..3).for_each(|_| run.saw(gone.clone()));
+    step(&mut run.job, Event::Abandon, &mut Vec::new()).expect("abandoned");
+    assert_eq!(run.failure(), Why::Unreachable);
+    assert_eq!(run.job.batches()[0].state, BatchState::LeftAsIs);
+
+    let mut run = Run::new(Rules { observations_max: 2, ..Rules::default() });
+    run.go_to("take-over");
+    run.unknown();
+    let nobodys = Observation { target: Seen::Unreachable, ..run.owned_by_source() };
+    (0..3).for_each(|_| run.saw(nobodys.clone()));
+    assert!(matches!(run.job.phase(), Phase::Suspended { .. }));
+    assert!(step(&mut run.job, Event::Abandon, &mut Vec::new()).is_err(), "behind the fence");
+}
+
+#[test]
 fn without_a_target_a_job_that_staged_something_is_suspended_until_somebody_resumes_it() {
     let mut run = Run::new(Rules { observations_max: 2, ..Rules::default() });
     run.go_to("snapshot");

@@ -1,0 +1,84 @@
+//! Whom a job waits for, and since when: a node that does not answer, a source that lets no feed attach yet.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use whimbrel_core::migration::{Observation, Seen, Why};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_core::units::format_time;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::feed::{self, Feed, FeedOptions};
+
+use super::silence::Silence;
+use super::{Executor, Trouble, because};
+use crate::clock::now_s;
+use crate::progress::JobProgress;
+
+/// After how long it is said why a feed is not attached yet, and how often that is looked at again.
+const HOLDUP_EVERY: Duration = Duration::from_millis(700);
+
+impl Executor {
+    /// Takes note of a node that does not answer, or of that they do.
+    pub(super) async fn note_silence(&mut self, observation: &Observation) {
+        let Some((source, target)) = &self.between else { return };
+        let silent = match (&observation.source, &observation.target) {
+            (Seen::Unreachable, _) => Some(source),
+            (_, Seen::Unreachable) => Some(target),
+            _ => None,
+        };
+        let silent = match silent {
+            None => None,
+            Some(id) => {
+                let view = crate::view_of(&self.deployment).await.ok();
+                let address = view.as_ref().and_then(|view| view.node(id)).map(|node| &node.address);
+                let node = match address {
+                    Some(address) => format!("{} ({address})", id.short()),
+                    None => id.short().to_owned(),
+                };
+                let before = self.silent.take().filter(|silence| silence.node == node);
+                Some(before.unwrap_or_else(|| Silence { node, since_s: now_s() }))
+            }
+        };
+        self.progress.waits(silent.as_ref().map(ToString::to_string).as_deref());
+        self.silent = silent;
+    }
+
+    /// Attaches a feed, and says what it waits for where that takes its time.
+    pub(super) async fn attach_feed(
+        &self,
+        address: &Address,
+        slots: &SlotSet,
+        options: FeedOptions,
+    ) -> Result<Feed, Trouble> {
+        let attaching = Feed::attach(&self.deployment, address, slots.clone(), options);
+        let telling = tell_holdup(&self.deployment, address, &self.progress);
+        let attached = async {
+            tokio::select! {
+                feed = attaching => feed,
+                never = telling => match never {},
+            }
+        };
+        let attached = self.stop.run_until_cancelled(attached).await;
+        let waited_for = self.progress.waits_for();
+        self.progress.waits(None);
+        match attached {
+            None => Err(because(Why::Interrupted, "cancelled")),
+            Some(Err(e)) if !waited_for.is_empty() && e.is_link() => {
+                Err(because(Why::Transient, format!("{e}; {waited_for}")))
+            }
+            Some(feed) => Ok(feed?),
+        }
+    }
+}
+
+async fn tell_holdup(deployment: &Deployment, address: &Address, progress: &JobProgress) -> Infallible {
+    let since = format_time(now_s());
+    loop {
+        tokio::time::sleep(HOLDUP_EVERY).await;
+        // A courtesy.
+        if let Ok(Some(what)) = feed::holdup(deployment, address).await {
+            progress.waits(Some(&format!("{address} was asked for its changes at {since}: {what}")));
+        }
+    }
+}
