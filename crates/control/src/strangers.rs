@@ -89,12 +89,12 @@ impl Wanted {
 /// `Unfit` where somebody is, or where something was left half-done; whatever keeps the cluster from being
 /// asked.
 pub async fn refuse(deployment: &Deployment, wanted: &Wanted, own: &Own) -> Result<()> {
-    let survey = look(deployment).await?;
+    let survey = survey(deployment).await?;
     let found = survey.nodes.iter().find_map(|node| Some((node, trouble_at(node, wanted, own)?)));
     found.map_or(Ok(()), |(node, what)| Err(refusal(node, what)))
 }
 
-async fn look(deployment: &Deployment) -> Result<Survey> {
+async fn survey(deployment: &Deployment) -> Result<Survey> {
     let what = SurveyOptions { counts: Counted::Nothing, activity: true };
     Survey::take_with(deployment, what).await
 }
@@ -244,7 +244,7 @@ fn slots_and_job(name: &str) -> (Option<&str>, &str) {
 /// # Errors
 /// Where no node can be asked for the list of nodes.
 pub async fn others(deployment: &Deployment, own: &[Status]) -> Result<Vec<Status>> {
-    Ok(found(&look(deployment).await?, &deployment.endpoint.address.to_string(), own))
+    Ok(found(&survey(deployment).await?, &deployment.endpoint.address.to_string(), own))
 }
 
 fn found(survey: &Survey, cluster: &str, own: &[Status]) -> Vec<Status> {

@@ -1,9 +1,9 @@
 //! Slows a job down for as long as its servers are slow to answer.
 //!
-//! A connection to each primary of both sides sends `PING` every [`PERIOD`], and what the slowest of them takes
-//! is held against the limit of the job's [`Rates`]. What is measured is what a client at the same place would
-//! wait: the way to the server and back, and all that the server does before. Above the limit the job reads
-//! fewer keys a second, below it more again, step by step ([`next_rate`]).
+//! A connection to each primary of both sides sends `PING` every [`PERIOD`]. What the slowest of them takes
+//! is compared with the limit of the job's [`Rates`]. It is what a client at the same place would wait: the
+//! way to the server and back, and all that the server does before. Above the limit the job reads fewer keys
+//! a second, below it more again, step by step ([`next_rate`]).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What clients are told of the cluster by `whimbrel serve` is what the nodes say.
+//! The topology that `whimbrel serve` reports is what the nodes say.
 
 use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::resharding::{Scene, Told};

@@ -396,8 +396,8 @@ fn nobody_waits_for_a_member_that_stands_still() {
     assert_eq!(text(&mut through, "SET k v"), "OK");
     fleet.members[owner].suspend();
     through.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    // It was sent there, so it is not known whether it was carried out: the connection is cut. On a busy machine
-    // the lease may have ended before it was sent. Then it is answered.
+    // It was sent there, so it is not known whether it was carried out: the connection is cut. On a busy
+    // machine the lease may have ended before it was sent. Then it is answered.
     match redis::cmd("GET").arg("k").query::<String>(&mut through) {
         Ok(value) => assert_eq!(value, "v"),
         Err(cut) => assert!(!cut.is_timeout(), "it was left waiting: {cut}"),

@@ -117,11 +117,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         if overwrites {
             losses.show(stop).await?;
         }
-        return Ok(match (stop.is_cancelled(), plan.left_behind.has_keys()) {
-            (true, _) => Exit::Stopped,
-            (false, true) => Exit::Partial,
-            (false, false) => Exit::Success,
-        });
+        let exit = if plan.left_behind.has_keys() { Exit::Partial } else { Exit::Success };
+        return Ok(if stop.is_cancelled() { Exit::Stopped } else { exit });
     }
     if overwrites && let Some(exit) = losses.ask(args.ask.yes, stop).await? {
         return Ok(exit);

@@ -208,7 +208,7 @@ impl Queue {
     }
 
     /// Asks the node that was named, and those that were seen last, primaries first, one after another; the
-    /// one that has just not answered comes last. Where none of them answers, whoever is known from the
+    /// one that has just not answered comes last. Where none of them answers, the addresses known from the
     /// beginning.
     async fn ask_another(&self, silent: Option<&Address>) -> Result<(Link, ClusterView)> {
         let seen = self.seen.lock().clone();

@@ -52,7 +52,7 @@ impl Executor {
         options: FeedOptions,
     ) -> Result<Feed, Trouble> {
         let attaching = Feed::attach(&self.deployment, address, slots.clone(), options);
-        let telling = tell_holdup(&self.deployment, address, &self.progress);
+        let telling = report_holdup(&self.deployment, address, &self.progress);
         let attached = async {
             tokio::select! {
                 feed = attaching => feed,
@@ -72,7 +72,7 @@ impl Executor {
     }
 }
 
-async fn tell_holdup(deployment: &Deployment, address: &Address, progress: &JobProgress) -> Infallible {
+async fn report_holdup(deployment: &Deployment, address: &Address, progress: &JobProgress) -> Infallible {
     let since = format_time(now_s());
     loop {
         tokio::time::sleep(HOLDUP_EVERY).await;

@@ -157,8 +157,8 @@ impl Situation {
         SlotCosts::new(|slot| cost[usize::from(slot.number())])
     }
 
-    /// No plan leaves out a primary that owns slots and does not answer: its slots would count for nobody, and
-    /// their cluster may refuse commands meanwhile.
+    /// No plan leaves out a primary that owns slots and does not answer: its slots would count for nobody,
+    /// and their cluster may refuse commands meanwhile.
     ///
     /// # Errors
     /// `Unfit` where there is one.

@@ -119,7 +119,7 @@ impl WriterFence {
                 }
                 if users.is_empty() {
                     let at = deployment.endpoint.address.to_string();
-                    let what = "an ACL fence would stop nobody: no user may write but the one that whimbrel logs in as";
+                    let what = "an ACL fence would stop nobody: no user may write but whimbrel's own";
                     return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
                         .with_remedy(Remedy::OwnUserOrChooseFence));
                 }

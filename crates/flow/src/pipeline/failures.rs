@@ -36,8 +36,8 @@ struct Known {
 const UNNAMED: u128 = 0;
 
 impl Known {
-    /// Whether a key is listed. A scan may return it twice, and a resumed run reads pages again whose failures
-    /// were written down already.
+    /// Whether a key is listed. A scan may return it twice, and a resumed run reads pages again whose
+    /// failures were written down already.
     fn lists(&self, name: u128, failure: &KeyFailure) -> bool {
         let is_same = |of: &KeyFailure| (of.db, &of.key) == (failure.db, &failure.key);
         self.listed.iter().any(|(listed, of)| *listed == name || *listed == UNNAMED && is_same(of))
