@@ -140,7 +140,7 @@ mod tests {
         };
         let name = options("0-99,150").client_name();
         assert_eq!(&*name, "whimbrel:job:7af3-18eb:0-99,150:m1");
-        assert!(options("").is_of_process(&name) && options("").is_of_job(&name));
+        assert!(options("7").is_of_process(&name) && options("7").is_of_job(&name));
         let many: Vec<String> = (0..12).map(|n| (n * 10).to_string()).collect();
         let name = options(&many.join(",")).client_name();
         assert_eq!(&*name, "whimbrel:job:7af3-18eb:0,10,20,30,40,50,60,70+4:m1");
