@@ -116,6 +116,7 @@ impl fmt::Display for Address {
                 let sentinels: Vec<_> = watched.sentinels.iter().map(at).collect();
                 write!(f, "sentinel://{}/{}", sentinels.join(","), watched.name)
             }
+            Address::Behind(behind) if behind.server.is_empty() => write!(f, "{}", behind.proxy),
             Address::Behind(behind) => {
                 let server = behind.server.get(..SERVER_SHOWN).unwrap_or(&behind.server);
                 write!(f, "{} (server {server})", behind.proxy)

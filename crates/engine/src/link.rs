@@ -534,7 +534,11 @@ impl Link {
             sent.push("AUTH");
         }
         let is_behind = matches!(self.address, Address::Behind(_));
-        if !is_behind {
+        if is_behind {
+            // All that it knows, and enough for it to say that it wants a password.
+            self.push(&[b"PING"]);
+            sent.push("PING");
+        } else {
             self.push(&[b"CLIENT", b"SETNAME", CLIENT_NAME.as_bytes()]);
             sent.push("CLIENT SETNAME");
         }

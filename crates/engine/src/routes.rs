@@ -47,12 +47,7 @@ pub(crate) async fn servers(
     let behind =
         |number: usize, server: String| Behind { proxy: proxy.clone(), route: route(number), server };
     let anywhere = Address::Behind(Arc::new(behind(0, String::new())));
-    let asked = async {
-        let mut link = Link::open(endpoint, &anywhere, options).await?;
-        link.call(&[b"PING"]).await?;
-        Ok::<_, Error>(link)
-    };
-    let mut link = match asked.await {
+    let mut link = match Link::open(endpoint, &anywhere, options).await {
         Ok(link) => link,
         Err(e) if e.is_link() => return Err(greeted),
         // It wants a password, or another one.
