@@ -20,12 +20,17 @@ pub(super) async fn cuts(link: &mut Link) -> Result<Option<u64>> {
     Ok(info.and_then(|info| info.number("client_output_buffer_limit_disconnections")))
 }
 
-/// Says that the server's limit for replicas has cut a link just now.
-pub(super) async fn cut_in_words(link: &mut Link) -> Result<String> {
+/// Says that the server's limit for replicas has cut a link just now; or that it may have, where the server
+/// does not count whom it cuts off.
+pub(super) async fn cut_in_words(link: &mut Link, is_certain: bool) -> Result<String> {
     let reply = setting(link, "client-output-buffer-limit").await?;
     let limit = reply.as_deref().and_then(of_replicas);
     let limit = limit.map(|limit| format!(" ({limit})")).unwrap_or_default();
-    Ok(format!("its client-output-buffer-limit for replicas{limit} cut the link at {}", now()))
+    let limit = format!("its client-output-buffer-limit for replicas{limit}");
+    Ok(match is_certain {
+        true => format!("{limit} cut the link at {}", now()),
+        false => format!("{limit} may have cut the link at {}: it does not tell", now()),
+    })
 }
 
 async fn setting(link: &mut Link, name: &str) -> Result<Option<String>> {

@@ -522,8 +522,9 @@ impl Stream {
             return Ok(Some(FeedFailure::Demoted));
         }
         let cuts = limits::cuts(&mut link).await?;
-        if cuts.zip(self.cuts).is_some_and(|(now, before)| now > before) {
-            let cut = limits::cut_in_words(&mut link).await?;
+        let is_cut = cuts.zip(self.cuts).is_some_and(|(now, before)| now > before);
+        if is_cut || cuts.is_none() {
+            let cut = limits::cut_in_words(&mut link, is_cut).await?;
             tracing::warn!(at = %self.place.address, cut, "the feed was cut off");
             (self.cuts, self.cut) = (cuts, Some(cut));
         }
