@@ -82,7 +82,7 @@ impl Listeners {
         let tried = format!("listen on {ip} for each node");
         let given = listeners.ports.count();
         if given < all {
-            let what = format!("{all} primaries need a port each, and {given} are given");
+            let what = format!("{all} primaries need a port each, and the range has {given}");
             return Err(Error::options(Side::Own, tried, what).with_remedy("give it a longer range of ports"));
         }
         let what = format!("{} of {all} primaries are without a port: others use theirs", without.len());

@@ -8,7 +8,7 @@ use whimbrel_control::daemon::migrations::{JobState, JobView};
 use whimbrel_control::daemon::{Daemon, DaemonOptions, NodePorts};
 use whimbrel_core::node::NodeId;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::Side;
+use whimbrel_engine::error::{ErrorKind, Side};
 use whimbrel_engine::nodes::ClusterView;
 use whimbrel_lab::Engine;
 
@@ -183,5 +183,6 @@ async fn a_daemon_begins_with_a_port_for_each_primary() {
     let mut options = DaemonOptions::new("127.0.0.1:0".parse().expect("an address"));
     options.node_ports = Some(NodePorts::Range(free..=free));
     let refused = Daemon::bind(options, Notebook::new()).await.expect_err("one port is not enough");
-    assert!(refused.to_string().contains("2 of 3 primaries are without a port"), "{refused}");
+    assert!(refused.to_string().contains("3 primaries need a port each"), "{refused}");
+    assert!(matches!(refused.kind, ErrorKind::Options(_)), "{refused:?}");
 }
