@@ -422,23 +422,35 @@ impl Deployment {
     }
 }
 
+/// How often a server is asked directly again that seems to be a proxy.
+const DIRECT_AGAIN: usize = 3;
+
 /// Connects, and asks who answers there; of a proxy, one of the servers behind it, and all of them.
 async fn met(
     endpoint: &Arc<Endpoint>,
     address: &Address,
     options: LinkOptions,
 ) -> Result<(Link, ServerFacts, Vec<Behind>)> {
-    let direct = async {
+    let direct = async || {
         let mut link = Link::open(endpoint, address, options).await?;
         let facts = ServerFacts::ask(&mut link).await?;
         Ok((link, facts))
     };
-    let e = match direct.await {
+    let e = match direct().await {
         Ok((link, facts)) => return Ok((link, facts, Vec::new())),
         Err(e) if routes::may_be_proxy(&e) => e,
         Err(e) => return Err(e),
     };
     let servers = routes::servers(endpoint, address, options, e).await?;
+    // A server runs scripts as well: the first connection may just have been dropped, by a server that is
+    // starting or by what stands before it. Taken for a proxy it would be left with one of its databases.
+    for _ in 0..DIRECT_AGAIN {
+        match direct().await {
+            Ok((link, facts)) => return Ok((link, facts, Vec::new())),
+            Err(e) if routes::may_be_proxy(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
     let Some(first) = servers.first() else { return Err(Error::own("look behind a proxy", "no server")) };
     let mut link = Link::open(endpoint, &Address::Behind(Arc::new(first.clone())), options).await?;
     let facts = ServerFacts { cluster: false, ..ServerFacts::ask(&mut link).await? };

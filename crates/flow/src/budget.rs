@@ -3,13 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use whimbrel_core::units::{
     ParseUnitError, format_bytes, format_count_of, parse_bytes, parse_count, parse_duration,
 };
@@ -125,6 +125,8 @@ struct Shared {
     slowed: Mutex<Slowed>,
     /// Keys that were let pass.
     taken: AtomicU64,
+    /// How many [`Lifted`] there are.
+    lifted: AtomicUsize,
     /// Changes with everything that is steered, so that who waits looks again.
     is_paused: watch::Sender<bool>,
 }
@@ -134,13 +136,37 @@ struct Shared {
 struct Slowed {
     /// How long a server may take for an answer, in milliseconds.
     max_latency_ms: Option<u64>,
-    keys: Bucket,
+    /// Keys a second that slow servers allow.
+    per_second: Option<f64>,
+    /// Keys that may pass at once; below 0 while a batch is paid off. It grows with the rate of the moment,
+    /// so a change of the rate counts for those that wait already.
+    allowed: f64,
+    /// When it grew last.
+    grown_at: Instant,
+    /// Somebody had to wait since that was last asked.
+    has_waited: bool,
     /// What the slowest server took just now, in milliseconds.
     latency_ms: f64,
 }
 
-/// How long a batch waits for slow servers at most: the rate may be higher again long before.
-const SLOWED_MAX: Duration = Duration::from_secs(5);
+impl Slowed {
+    /// Takes so many keys, or says how long to wait before it is tried again.
+    fn take(&mut self, keys: u64, now: Instant) -> Result<(), Duration> {
+        let Some(per_second) = self.per_second else { return Ok(()) };
+        let grown = now.saturating_duration_since(self.grown_at).as_secs_f64() * per_second;
+        self.allowed = (self.allowed + grown).min(per_second * BURST.as_secs_f64());
+        self.grown_at = now;
+        if self.allowed < 0.0 {
+            self.has_waited = true;
+            return Err(Duration::from_secs_f64(-self.allowed / per_second).min(SLOWED_POLL));
+        }
+        self.allowed -= keys as f64;
+        Ok(())
+    }
+}
+
+/// How long those that wait for slow servers wait before they look again: the rate changes meanwhile.
+const SLOWED_POLL: Duration = Duration::from_millis(100);
 
 /// What is changed of the rates; what is `None` stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -218,6 +244,16 @@ impl fmt::Display for RatesNow {
     }
 }
 
+/// Rates that nothing waits for; see [`Rates::lift`].
+#[derive(Debug)]
+pub struct Lifted(Rates);
+
+impl Drop for Lifted {
+    fn drop(&mut self) {
+        self.0.0.lifted.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Default for Rates {
     fn default() -> Self {
         Rates::new(None, None)
@@ -228,10 +264,16 @@ impl Rates {
     /// This many keys and bytes of values a second, at most; 0 is no bound.
     pub fn new(keys: Option<u64>, bytes: Option<u64>) -> Rates {
         let (keys, bytes) = (Bucket::new(keys), Bucket::new(bytes));
-        let unbounded = Bucket::new(None).into_inner();
-        let slowed = Mutex::new(Slowed { max_latency_ms: None, keys: unbounded, latency_ms: 0.0 });
-        let is_paused = watch::Sender::new(false);
-        Rates(Arc::new(Shared { keys, bytes, slowed, taken: AtomicU64::new(0), is_paused }))
+        let slowed = Mutex::new(Slowed {
+            max_latency_ms: None,
+            per_second: None,
+            allowed: 0.0,
+            grown_at: Instant::now(),
+            has_waited: false,
+            latency_ms: 0.0,
+        });
+        let (taken, lifted) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Rates(Arc::new(Shared { keys, bytes, slowed, taken, lifted, is_paused: watch::Sender::new(false) }))
     }
 
     /// Moves fewer keys a second while a server takes longer than this for an answer, in milliseconds.
@@ -243,11 +285,29 @@ impl Rates {
     /// Waits until this many keys may be read.
     pub async fn take_keys(&self, n: u64) {
         self.take(&self.0.keys, n).await;
-        let start = self.0.slowed.lock().keys.take(n, Instant::now());
-        if let Some(start) = start {
-            sleep_until(start.min(Instant::now() + SLOWED_MAX)).await;
+        while !self.is_lifted() {
+            let taken = self.0.slowed.lock().take(n, Instant::now());
+            let Err(wait) = taken else { break };
+            sleep(wait).await;
         }
         self.0.taken.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Nothing waits for rates until it is dropped: clients wait for what is to be moved.
+    #[must_use]
+    pub fn lift(&self) -> Lifted {
+        self.0.lifted.fetch_add(1, Ordering::Relaxed);
+        self.0.is_paused.send_modify(|_| {});
+        Lifted(self.clone())
+    }
+
+    fn is_lifted(&self) -> bool {
+        self.0.lifted.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether somebody had to wait for slow servers since this was last asked.
+    pub(crate) fn has_waited(&self) -> bool {
+        std::mem::take(&mut self.0.slowed.lock().has_waited)
     }
 
     /// How many keys were let pass so far.
@@ -257,23 +317,22 @@ impl Rates {
 
     /// How many keys a second slow servers allow; `None` for as many as there are.
     pub(crate) fn slowed_to(&self) -> Option<f64> {
-        self.0.slowed.lock().keys.per_second
+        self.0.slowed.lock().per_second
     }
 
     /// Allows so many keys a second from now on, because a server took `latency_ms` for an answer.
     pub(crate) fn slow_to(&self, per_second: Option<f64>, latency_ms: f64) {
         let mut slowed = self.0.slowed.lock();
-        // What is owed at the rate of before was owed to slower servers, or to faster ones.
-        if per_second.is_none() || slowed.keys.per_second.is_none() {
-            slowed.keys = Bucket::new(None).into_inner();
+        if slowed.per_second.is_none() {
+            (slowed.allowed, slowed.grown_at) = (0.0, Instant::now());
         }
-        (slowed.keys.per_second, slowed.latency_ms) = (per_second, latency_ms);
+        (slowed.per_second, slowed.latency_ms) = (per_second, latency_ms);
     }
 
     /// How far slow servers hold the job back, in words; `None` where they do not.
     pub fn slowed_in_words(&self) -> Option<String> {
         let slowed = self.0.slowed.lock();
-        let (rate, limit_ms) = (slowed.keys.per_second?, slowed.max_latency_ms?);
+        let (rate, limit_ms) = (slowed.per_second?, slowed.max_latency_ms?);
         let keys = format_count_of(rate as u64, "key");
         Some(format!("slowed to {keys} a second: a server took {:.1} of {limit_ms} ms", slowed.latency_ms))
     }
@@ -287,7 +346,7 @@ impl Rates {
         // Before the bucket is looked at: a change after that is not missed.
         let mut changes = self.0.is_paused.subscribe();
         let start = bucket.lock().take(amount, Instant::now());
-        if let Some(start) = start {
+        if let Some(start) = start.filter(|_| !self.is_lifted()) {
             // A change ends the wait: what was due at the rate of before says nothing any more.
             let _ = timeout_at(start, changes.changed()).await;
         }
@@ -412,9 +471,52 @@ mod tests {
         assert!(waits(rates.take_keys(1)).await);
         let words = rates.slowed_in_words().expect("it is slowed down");
         assert_eq!(words, "slowed to 1 key a second: a server took 9.0 of 5 ms");
+        let lifted = rates.lift();
+        rates.take_keys(1).await;
+        drop(lifted);
+        assert!(waits(rates.take_keys(1)).await, "they are in force again");
         rates.slow_to(None, 0.0);
         rates.take_keys(1).await;
         assert_eq!(rates.slowed_in_words(), None);
+    }
+
+    #[test]
+    fn slow_servers_are_kept_to_the_rate_of_the_moment() {
+        let rates = Rates::default();
+        rates.slow_to(Some(50.0), 9.0);
+        let mut slowed = rates.0.slowed.lock();
+        let began = slowed.grown_at;
+        let mut passed_within = |from_ms: u64, to_ms: u64| {
+            let mut at = from_ms;
+            let passes = std::iter::from_fn(|| {
+                (at < to_ms).then(|| {
+                    at += 10;
+                    slowed.take(100, began + Duration::from_millis(at)).is_ok()
+                })
+            });
+            passes.filter(|passed| *passed).count()
+        };
+        // A hundred keys at 50 a second: one batch every two seconds, however many wait.
+        assert_eq!(passed_within(0, 10_000), 5);
+        slowed.per_second = Some(1_000.0);
+        let mut later = 0;
+        for at in (10_010..11_010).step_by(10) {
+            later += usize::from(slowed.take(100, began + Duration::from_millis(at)).is_ok());
+        }
+        assert!((9..=11).contains(&later), "{later}");
+    }
+
+    #[tokio::test]
+    async fn lifted_rates_let_those_pass_that_wait_already() {
+        let rates = Rates::new(Some(1), None);
+        rates.take_keys(1_000_000).await;
+        let waiting = tokio::spawn({
+            let rates = rates.clone();
+            async move { rates.take_keys(1).await }
+        });
+        tokio::task::yield_now().await;
+        let _lifted = rates.lift();
+        waiting.await.expect("it ends");
     }
 
     #[tokio::test]

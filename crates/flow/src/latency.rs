@@ -60,14 +60,16 @@ async fn review(rates: Rates, deployments: Vec<Arc<Deployment>>) {
             sleep(REVIEW).await;
         }
         let primaries = primaries_of(&deployments);
-        let answers = Arc::new(Mutex::new(Answers::default()));
+        let mut answers = Vec::new();
         let mut asking = JoinSet::new();
         let period = PERIOD * u32::try_from(primaries.len().div_ceil(NODES_OFTEN)).unwrap_or(1).max(1);
         for (at, address) in &primaries {
-            asking.spawn(ask(deployments[*at].clone(), address.clone(), period, answers.clone()));
+            let of_one = Arc::<Mutex<Answers>>::default();
+            asking.spawn(ask(deployments[*at].clone(), address.clone(), period, of_one.clone()));
+            answers.push(of_one);
         }
         // A primary that comes or goes has everything begin again; that costs a connection each.
-        let mut before = rates.keys_taken();
+        let (mut before, mut usual_per_s) = (rates.keys_taken(), 0.0_f64);
         while let Some(limit_ms) = rates.now().max_latency_ms
             && primaries == primaries_of(&deployments)
         {
@@ -75,8 +77,14 @@ async fn review(rates: Rates, deployments: Vec<Arc<Deployment>>) {
             let taken = rates.keys_taken();
             let per_s = taken.saturating_sub(before) as f64 / STEP.as_secs_f64();
             before = taken;
-            if let Some(slow_ms) = answers.lock().slow_ms(Instant::now()) {
-                rates.slow_to(next_rate(rates.slowed_to(), per_s, slow_ms, limit_ms as f64), slow_ms);
+            // Keys pass in batches: many in one step, and none in the next ones.
+            usual_per_s = usual_per_s * 0.8 + per_s * 0.2;
+            let now = Instant::now();
+            // The slowest one: others that are quick make nobody's wait shorter.
+            let slow_ms = answers.iter().filter_map(|one| one.lock().slow_ms(now)).reduce(f64::max);
+            if let Some(slow_ms) = slow_ms {
+                let step = Step { per_s: usual_per_s.max(per_s), has_waited: rates.has_waited(), slow_ms };
+                rates.slow_to(next_rate(rates.slowed_to(), step, limit_ms as f64), slow_ms);
             }
         }
         rates.slow_to(None, 0.0);
@@ -134,43 +142,55 @@ impl Answers {
     }
 }
 
-/// Keys a second from now on; `None` for as many as there are. `per_s` is how many there were since the last
-/// step.
-fn next_rate(slowed_to: Option<f64>, per_s: f64, slow_ms: f64, limit_ms: f64) -> Option<f64> {
-    if slow_ms > limit_ms {
+/// What happened since the last step.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    /// Keys a second that were read.
+    per_s: f64,
+    /// Whether the job would have read more.
+    has_waited: bool,
+    /// What the slowest primary took for an answer, in milliseconds.
+    slow_ms: f64,
+}
+
+/// Keys a second from now on; `None` for as many as there are.
+fn next_rate(slowed_to: Option<f64>, step: Step, limit_ms: f64) -> Option<f64> {
+    if step.slow_ms > limit_ms {
         // By as much as it is too slow, but not by more than half: what is measured is a second old.
-        let factor = (limit_ms / slow_ms).clamp(0.5, 0.9);
-        return Some((slowed_to.unwrap_or(per_s).min(per_s.max(FLOOR_PER_S)) * factor).max(FLOOR_PER_S));
+        let factor = (limit_ms / step.slow_ms).clamp(0.5, 0.9);
+        return Some((slowed_to.unwrap_or(step.per_s) * factor).max(FLOOR_PER_S));
     }
     let rate = slowed_to?;
-    if slow_ms > limit_ms * 0.8 {
-        return Some(rate);
-    }
     // What the job does not use is no reason to allow more: that would all come at once.
-    Some(if per_s < rate / 2.0 { rate } else { rate * 1.1 })
+    Some(if step.slow_ms > limit_ms * 0.8 || !step.has_waited { rate } else { rate * 1.1 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn step(per_s: f64, slow_ms: f64) -> Step {
+        Step { per_s, has_waited: true, slow_ms }
+    }
+
     #[test]
     fn too_slow_servers_are_read_less() {
-        assert_eq!(next_rate(None, 10_000.0, 4.0, 5.0), None);
-        assert_eq!(next_rate(None, 10_000.0, 10.0, 5.0), Some(5_000.0));
-        assert_eq!(next_rate(Some(5_000.0), 5_000.0, 500.0, 5.0), Some(2_500.0));
-        assert_eq!(next_rate(Some(5_000.0), 5_000.0, 4.5, 5.0), Some(5_000.0));
-        assert_eq!(next_rate(Some(60.0), 60.0, 500.0, 5.0), Some(FLOOR_PER_S));
+        assert_eq!(next_rate(None, step(10_000.0, 4.0), 5.0), None);
+        assert_eq!(next_rate(None, step(10_000.0, 10.0), 5.0), Some(5_000.0));
+        assert_eq!(next_rate(Some(5_000.0), step(0.0, 500.0), 5.0), Some(2_500.0));
+        assert_eq!(next_rate(Some(5_000.0), step(5_000.0, 4.5), 5.0), Some(5_000.0));
+        assert_eq!(next_rate(Some(60.0), step(60.0, 500.0), 5.0), Some(FLOOR_PER_S));
     }
 
     #[test]
     fn servers_that_answer_again_are_read_more_step_by_step() {
         let mut rate = Some(1_000.0);
         for _ in 0..8 {
-            rate = next_rate(rate, rate.unwrap_or(0.0), 1.0, 5.0);
+            rate = next_rate(rate, step(0.0, 1.0), 5.0);
         }
         assert!(rate.is_some_and(|rate| (2_100.0..2_200.0).contains(&rate)), "{rate:?}");
-        assert_eq!(next_rate(Some(1_000.0), 10.0, 1.0, 5.0), Some(1_000.0), "it is not used");
+        let unused = Step { has_waited: false, ..step(10.0, 1.0) };
+        assert_eq!(next_rate(Some(1_000.0), unused, 5.0), Some(1_000.0));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use whimbrel_wire::value::Value;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::{Link, LinkOptions};
-use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, key_counts};
+use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, is_called, key_counts};
 use crate::probe::{Info, first_two};
 use crate::remedy::Remedy;
 
@@ -469,7 +469,7 @@ impl OtherJob {
     /// Of a line of `CLIENT LIST` of the node `at`; `None` for any other connection.
     pub(super) fn of_line(line: &str, at: &Address) -> Option<OtherJob> {
         let is_of_job =
-            |name: &&str| name.starts_with(JOB_CLIENT_NAME) || name.starts_with(CANDIDATE_CLIENT_NAME);
+            |name: &&str| is_called(name, JOB_CLIENT_NAME) || is_called(name, CANDIDATE_CLIENT_NAME);
         let name = client_field(line, "name").filter(is_of_job)?.to_owned();
         let number = client_field(line, "id")?.parse().ok()?;
         let from = client_field(line, "addr").unwrap_or_default().to_owned();
@@ -485,7 +485,7 @@ impl OtherJob {
 
     /// Whether it has not begun.
     pub(super) fn is_candidate(&self) -> bool {
-        self.name.starts_with(CANDIDATE_CLIENT_NAME)
+        is_called(&self.name, CANDIDATE_CLIENT_NAME)
     }
 }
 

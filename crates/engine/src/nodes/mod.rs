@@ -19,6 +19,7 @@ mod view;
 
 pub use counts::key_counts;
 pub use findings::{Finding, Opinion, shortened};
+pub(crate) use survey::is_called;
 pub use survey::{
     CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NativeSeen, NodeFacts, NodeName, NodeState, Survey,
     SurveyOptions, Surveyed, native_migrations,

@@ -609,6 +609,12 @@ async fn job_connections(link: &mut Link) -> Result<Vec<String>> {
     Ok(named_connections(&String::from_utf8_lossy(text)))
 }
 
+/// Whether a client has a name of this kind: the kind itself, or with more after a colon. Names of others may
+/// begin alike.
+pub(crate) fn is_called(name: &str, kind: &str) -> bool {
+    name.strip_prefix(kind).is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+}
+
 fn named_connections(clients: &str) -> Vec<String> {
     let field = |line: &str, name: &str| {
         line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
@@ -616,7 +622,7 @@ fn named_connections(clients: &str) -> Vec<String> {
     let mut found: Vec<String> = clients
         .lines()
         .filter_map(|line| {
-            let name = field(line, "name").filter(|name| name.starts_with(JOB_CLIENT_NAME))?;
+            let name = field(line, "name").filter(|name| is_called(name, JOB_CLIENT_NAME))?;
             let host = field(line, "addr")?;
             Some(format!("{name} from {}", host.rsplit_once(':').map_or(host.as_str(), |(host, _)| host)))
         })

@@ -37,10 +37,16 @@ const UNNAMED: u128 = 0;
 
 impl Known {
     /// Whether a key is listed. A scan may return it twice, and a resumed run reads pages again whose
-    /// failures were written down already.
-    fn lists(&self, name: u128, failure: &KeyFailure) -> bool {
-        let is_same = |of: &KeyFailure| (of.db, &of.key) == (failure.db, &failure.key);
-        self.listed.iter().any(|(listed, of)| *listed == name || *listed == UNNAMED && is_same(of))
+    /// failures were written down already. From then on its name is known.
+    fn lists(&mut self, name: u128, failure: &KeyFailure) -> bool {
+        // Of a long name only the beginning is written down.
+        let is_whole = !failure.key.ends_with("…\"");
+        let is_same = |of: &KeyFailure| is_whole && (of.db, &of.key) == (failure.db, &failure.key);
+        let is_it =
+            |(listed, of): &&mut (u128, KeyFailure)| *listed == name || *listed == UNNAMED && is_same(of);
+        let Some((listed, _)) = self.listed.iter_mut().find(is_it) else { return false };
+        *listed = name;
+        true
     }
 
     /// How many there are that can be told apart. Not all of those that are known by name are listed, and of
@@ -99,7 +105,10 @@ impl Failures {
         let is_in = |failure: &KeyFailure| Slot::new(failure.slot).is_some_and(|slot| slots.contains(slot));
         known.listed.retain(|(_, failure)| !is_in(failure));
         known.failing.retain(|_, slot| !slots.contains(*slot));
-        self.progress.failed.fetch_sub((before - known.len()) as u64, Ordering::Relaxed);
+        let gone = before.saturating_sub(known.len()) as u64;
+        let less = |failed: u64| Some(failed.saturating_sub(gone));
+        // It never fails: there is always a next value.
+        let _ = self.progress.failed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// How many there are.
@@ -147,5 +156,21 @@ mod tests {
         again.note(0, b"a", "too large".to_owned());
         again.note(0, b"b", "too large".to_owned());
         assert_eq!((again.count(), again.listed().len()), (2, 2));
+    }
+
+    #[test]
+    fn a_key_of_an_earlier_run_is_followed_like_any_other() {
+        let failures = Failures::new(Arc::default(), true);
+        let before = of_copy();
+        before.note(0, b"a", "too large".to_owned());
+        failures.take_over(before.count(), &before.listed());
+        failures.note(0, b"a", "too large".to_owned());
+        assert_eq!((failures.count(), failures.listed().len()), (1, 1));
+        failures.arrived(0, b"a");
+        assert_eq!((failures.count(), failures.listed().len()), (0, 0));
+        failures.note(0, b"a", "too large".to_owned());
+        assert_eq!(failures.count(), 1, "it fails again");
+        failures.forget(&[Slot::of_key(b"a")].into_iter().collect());
+        assert_eq!(failures.count(), 0);
     }
 }

@@ -195,6 +195,8 @@ impl Syncer {
     ) -> Result<(), NotSwitched> {
         let source = self.shared.source.clone();
         let mut seal = Seal::open(&source).await?;
+        // Writers would wait for rates with it.
+        let _lifted = self.shared.options.rates.lift();
         let held = Instant::now();
         let reached = seal.hold(options.max_pause_ms).await?;
         let deadline = held + before_fence(options.max_pause_ms);

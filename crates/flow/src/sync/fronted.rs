@@ -144,6 +144,8 @@ impl Syncer {
         // Its connections are there when clients wait for what is asked.
         self.check_for_writes(watch).await?;
         watch.begin_anew();
+        // Clients would wait for rates with it.
+        let _lifted = self.shared.options.rates.lift();
         let order = FrontOrder::Hold(self.hold_order(options, false).await?);
         let stand = fronts.send(socket, order).await.map_err(unsteered)?;
         watch.ignore(stand.resting.iter().cloned());
