@@ -365,7 +365,7 @@ mod tests {
             state.jobs = vec!["whimbrel:job:a-b:5000-5001:m1 from h".to_owned()];
         }
         let own = Status { id: "m2".to_owned(), ..Status::default() };
-        let all = found(&survey, "h:1", &[own.clone()]);
+        let all = found(&survey, "h:1", std::slice::from_ref(&own));
         let shown: Vec<(&str, &str)> = all.iter().map(|job| (&*job.slots, &*job.method)).collect();
         assert_eq!(shown, [("5000-5001", "other"), ("0-9", "native")]);
         assert_eq!((&*all[1].phase, &*all[1].cluster), ("snapshotting", "h:1"));

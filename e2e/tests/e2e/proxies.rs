@@ -1,6 +1,7 @@
 //! Servers behind a proxy that divides keys among them, and knows nothing but commands about keys.
 
 use std::collections::BTreeMap;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use whimbrel_e2e::binary::{Invocation, Output};
@@ -167,4 +168,38 @@ mod matrix {
         on Redis80 Redis86 Valkey81 Valkey91:
             keys_pass_a_proxy
     }
+}
+
+/// Drops the first connection, and passes on all others to `server`.
+fn dropping_the_first(server: &Server) -> String {
+    let relay = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (at, to) = (relay.local_addr().expect("an address").to_string(), server.addr());
+    std::thread::spawn(move || {
+        for client in relay.incoming().skip(1).flatten() {
+            let Ok(server) = TcpStream::connect(&to) else { return };
+            for (from, to) in [(&client, &server), (&server, &client)] {
+                let (Ok(mut from), Ok(mut to)) = (from.try_clone(), to.try_clone()) else { return };
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    at
+}
+
+/// A server answers scripts as a proxy does. It is none where only its first connection was dropped, so all of
+/// its databases are looked at.
+#[test]
+fn a_dropped_connection_makes_no_proxy() {
+    let (source, target) = (start(Engine::Redis70, None), start(Engine::Redis70, None));
+    for server in [&source, &target] {
+        server.call(&["SET", "x", "1"]);
+    }
+    let mut other = source.connection();
+    redis::cmd("SELECT").arg(3).query::<()>(&mut other).expect("it has databases");
+    redis::cmd("SET").arg("y").arg("2").query::<()>(&mut other).expect("it is set");
+    let verified = whimbrel(&["verify", &dropping_the_first(&source), &target.addr()]).expect_code(6);
+    assert!(verified.stdout.contains("\"y\""), "{}", verified.stdout);
 }
