@@ -189,8 +189,8 @@ fn dropping_the_first(server: &Server) -> String {
     at
 }
 
-/// A server answers scripts as a proxy does. It is none where only its first connection was dropped, so all of
-/// its databases are looked at.
+/// A server answers scripts as a proxy does. It is none where only its first connection was dropped, so all
+/// of its databases are looked at.
 #[test]
 fn a_dropped_connection_makes_no_proxy() {
     let (source, target) = (start(Engine::Redis70, None), start(Engine::Redis70, None));
