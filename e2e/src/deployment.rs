@@ -196,3 +196,17 @@ fn sibling(seed: &Client, addr: &str, slots: Vec<RangeInclusive<u16>>) -> Result
     let client = Client::open(info.set_addr(there).into_connection_info()?)?;
     Ok(Primary { client, name, slots })
 }
+
+/// What a server answers to a command in words, of which none has a space.
+///
+/// # Panics
+/// Where it refuses the command.
+#[track_caller]
+pub fn ask(connection: &mut redis::Connection, words: &str) -> redis::Value {
+    let mut words = words.split(' ');
+    let mut command = redis::cmd(words.next().unwrap_or_default());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.query(connection).unwrap_or_else(|e| panic!("{command:?}: {e}"))
+}

@@ -305,6 +305,18 @@ impl Rates {
         self.0.lifted.load(Ordering::Relaxed) > 0
     }
 
+    /// How long a server may take for an answer, in milliseconds; `None` for as long as it likes.
+    pub(crate) fn max_latency_ms(&self) -> Option<u64> {
+        self.0.slowed.lock().max_latency_ms
+    }
+
+    /// Waits until there is a bound for that.
+    pub(crate) async fn until_limited(&self) {
+        let mut changes = self.0.is_paused.subscribe();
+        // Fails only once the sender is gone, which `self` keeps.
+        let _ = changes.wait_for(|_| self.max_latency_ms().is_some()).await;
+    }
+
     /// Whether somebody had to wait for slow servers since this was last asked.
     pub(crate) fn has_waited(&self) -> bool {
         std::mem::take(&mut self.0.slowed.lock().has_waited)
@@ -376,7 +388,7 @@ impl Rates {
     pub fn now(&self) -> RatesNow {
         let of = |bucket: &Mutex<Bucket>| bucket.lock().per_second.map(|rate| rate as u64);
         let (rate_keys, rate_bytes) = (of(&self.0.keys), of(&self.0.bytes));
-        let max_latency_ms = self.0.slowed.lock().max_latency_ms;
+        let max_latency_ms = self.max_latency_ms();
         RatesNow { rate_keys, rate_bytes, max_latency_ms, paused: *self.0.is_paused.borrow() }
     }
 }

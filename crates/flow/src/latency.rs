@@ -33,9 +33,6 @@ const STEP: Duration = Duration::from_millis(250);
 /// A primary that has not answered for this long counts as one that takes this long.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// Between two looks at whether a limit was set, and at which primaries there are.
-const REVIEW: Duration = Duration::from_millis(500);
-
 /// Keys a second that are read at least: a job that stands still ends never.
 const FLOOR_PER_S: f64 = 50.0;
 
@@ -56,9 +53,7 @@ pub fn watch(rates: &Rates, deployments: Vec<Arc<Deployment>>) -> Watching {
 /// Watches while there is a limit.
 async fn review(rates: Rates, deployments: Vec<Arc<Deployment>>) {
     loop {
-        while rates.now().max_latency_ms.is_none() {
-            sleep(REVIEW).await;
-        }
+        rates.until_limited().await;
         let primaries = primaries_of(&deployments);
         let mut answers = Vec::new();
         let mut asking = JoinSet::new();
@@ -70,7 +65,7 @@ async fn review(rates: Rates, deployments: Vec<Arc<Deployment>>) {
         }
         // A primary that comes or goes has everything begin again; that costs a connection each.
         let (mut before, mut usual_per_s) = (rates.keys_taken(), 0.0_f64);
-        while let Some(limit_ms) = rates.now().max_latency_ms
+        while let Some(limit_ms) = rates.max_latency_ms()
             && primaries == primaries_of(&deployments)
         {
             sleep(STEP).await;

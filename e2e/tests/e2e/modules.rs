@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::{Connection, Value};
 use whimbrel_e2e::binary::{Invocation, Output};
+use whimbrel_e2e::deployment::ask;
 use whimbrel_e2e::syncing::{Sync, report, wait_until_following};
 use whimbrel_lab::{Engine, Server, wait_until};
 
@@ -22,15 +23,6 @@ fn whimbrel(args: &[&str]) -> Output {
 
 fn start(engine: Engine) -> Server {
     Server::builder(engine).modules().start().expect("the server starts")
-}
-
-fn ask(connection: &mut Connection, words: &str) -> Value {
-    let mut words = words.split(' ');
-    let mut command = redis::cmd(words.next().unwrap_or_default());
-    words.for_each(|word| {
-        command.arg(word);
-    });
-    command.query(connection).unwrap_or_else(|e| panic!("{command:?}: {e}"))
 }
 
 /// What makes a key of each type, with `%` for its number; the first of each has the name of the key.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::{Connection, Value};
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::deployment::{Deployment, now_ms};
+use whimbrel_e2e::deployment::{Deployment, ask, now_ms};
 use whimbrel_e2e::syncing::{Sync, wait_until_following, writers};
 use whimbrel_lab::{Cluster, Engine, Server};
 
@@ -29,15 +29,6 @@ fn start(engine: Engine) -> Server {
 fn connect(addr: &str) -> Connection {
     let deployment = Deployment::at(addr).expect("the server answers");
     deployment.primaries()[0].connect(0).expect("a connection")
-}
-
-fn ask(connection: &mut Connection, words: &str) -> Value {
-    let mut words = words.split(' ');
-    let mut command = redis::cmd(words.next().unwrap_or_default());
-    words.for_each(|word| {
-        command.arg(word);
-    });
-    command.query(connection).unwrap_or_else(|e| panic!("{command:?}: {e}"))
 }
 
 /// Keeps two processors busy, as long as it lives.

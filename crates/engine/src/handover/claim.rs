@@ -10,10 +10,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::options::HandoverOptions;
-use super::peer::{CLOSING_MAX, Connector, OtherJob, list_clients};
+use super::peer::{Closing, Connector, OtherJob, list_clients};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Code, Result};
@@ -114,16 +114,15 @@ impl Claim {
     /// # Errors
     /// As [`Link::call`].
     pub async fn others(&mut self) -> Result<Vec<String>> {
-        let deadline = Instant::now() + CLOSING_MAX;
+        let closing = Closing::begin();
         loop {
             let mut others = Vec::new();
             for end in &mut self.ends {
                 others.extend(end.others(&self.options).await?);
             }
-            if others.is_empty() || Instant::now() >= deadline {
+            if !closing.may_be(&others).await {
                 return Ok(others.iter().map(ToString::to_string).collect());
             }
-            sleep(Duration::from_millis(50)).await;
         }
     }
 

@@ -80,7 +80,7 @@ use whimbrel_core::slot::SlotSet;
 
 pub use self::claim::Claim;
 pub use self::options::{FenceKind, HandoverOptions};
-use self::peer::{CLOSING_MAX, Connector, Mark, Peer};
+use self::peer::{Closing, Connector, Mark, Peer};
 pub use self::state::{Fenced, Handover, Members, Paused};
 use self::state::{MIGRATION_OPTION, Watchers};
 use crate::deployment::Deployment;
@@ -334,7 +334,7 @@ impl Handover {
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
     pub async fn other_jobs(&mut self) -> Result<Vec<String>> {
-        let deadline = Instant::now() + CLOSING_MAX;
+        let closing = Closing::begin();
         loop {
             let mut others = Vec::new();
             for peer in [&mut self.source, &mut self.target] {
@@ -342,10 +342,9 @@ impl Handover {
                 let found = peer.other_jobs().await?.into_iter();
                 others.extend(found.filter(|other| other.goes_before(own, &self.options)));
             }
-            if others.is_empty() || Instant::now() >= deadline {
-                return Ok(others.into_iter().map(|other| other.to_string()).collect());
+            if !closing.may_be(&others).await {
+                return Ok(others.iter().map(ToString::to_string).collect());
             }
-            sleep(Duration::from_millis(50)).await;
         }
     }
 

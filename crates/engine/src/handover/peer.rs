@@ -36,7 +36,7 @@ const SLOTS_PER_LINK: usize = 8;
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
 /// How long a closed connection may still be listed.
-pub(super) const CLOSING_MAX: Duration = Duration::from_secs(1);
+const CLOSING_MAX: Duration = Duration::from_secs(1);
 
 /// How long a server may take to remove what a migration of its own has left, and how often it is asked.
 /// Meanwhile it refuses marks of those slots (Redis 8.4 and later).
@@ -463,6 +463,26 @@ pub(super) struct OtherJob {
     pub(super) name: String,
     from: String,
     at: Address,
+}
+
+/// For how long jobs that are listed may be such that just end: their connections are still listed then.
+pub(super) struct Closing {
+    until: Instant,
+}
+
+impl Closing {
+    pub(super) fn begin() -> Closing {
+        Closing { until: Instant::now() + CLOSING_MAX }
+    }
+
+    /// Whether to list them once more, after a moment.
+    pub(super) async fn may_be(&self, others: &[OtherJob]) -> bool {
+        if others.is_empty() || Instant::now() >= self.until {
+            return false;
+        }
+        sleep(Duration::from_millis(50)).await;
+        true
+    }
 }
 
 impl OtherJob {
