@@ -432,6 +432,8 @@ fn it_does_not_turn_where_it_could_not_be_exact() {
     let _alone = alone();
     let (source, target) = pair();
     source.call(&["SET", "k", "old"]);
+    // Stays while moving is paused, so that the source is not found empty once `k` has moved.
+    source.call(&["SET", "last", "v"]);
     let between = Between::of(&source, &target);
     assert!(refusal(&between).contains("no keys have moved"), "{}", refusal(&between));
     between.start_paused().expect("it begins");
