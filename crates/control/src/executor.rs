@@ -31,7 +31,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
-use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused};
+use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused, Sighting};
 use whimbrel_flow::functions;
 use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, TargetGate, TargetGateGuard, count_keys};
 
@@ -41,7 +41,7 @@ use crate::options::TransferOptions;
 use crate::pause::PauseNeed;
 use crate::progress::JobProgress;
 
-/// How long one round of catching up lasts at most when writers are held back.
+/// How long one round of catching up lasts at most when writes are slowed.
 const BRAKED_ROUND: Duration = Duration::from_millis(500);
 
 /// Touched elements of one key that are followed; beyond it the key moves as a whole again.
@@ -692,9 +692,10 @@ impl Executor {
         let (source, target) = self.between.clone().ok_or_else(no_nodes)?;
         let members = self.members.clone().unwrap_or(Members { source: vec![source], target: vec![target] });
         let options = self.handover_options();
-        let observation = Handover::observe_with(&self.deployment, &members, slots, &options).await?;
+        let Sighting { observation, silence } =
+            Handover::observe_with(&self.deployment, &members, slots, &options).await?;
         self.sealed_at = Some(Instant::now());
-        self.note_silence(&observation).await;
+        self.note_silence(&observation, silence).await;
         Ok(Detail::Observed(Box::new(observation)))
     }
 }

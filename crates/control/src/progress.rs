@@ -23,7 +23,7 @@ pub struct JobProgress {
     moved_before_batch: AtomicU64,
     /// Touched keys that wait.
     pub touched: AtomicU64,
-    /// How many milliseconds writers were held by brakes.
+    /// How many milliseconds writes were paused by brakes.
     pub braked_ms: AtomicU64,
     /// Whether the journal's disk has room.
     pub disk: DiskFull,

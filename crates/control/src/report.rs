@@ -20,7 +20,7 @@ pub enum Ending {
     NotStarted,
 }
 
-/// How often and how long writers were held.
+/// How often and how long writes were paused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Pauses {
     /// How many times.
@@ -71,7 +71,7 @@ pub struct JobReport {
     pub compared: u64,
     /// Write pauses on the source.
     pub pauses: Pauses,
-    /// How long writers were held to let the catch-up converge, in milliseconds.
+    /// How long writes were paused to let the catch-up converge, in milliseconds.
     pub braked_ms: u64,
     /// Whether source and target were compared before each handover.
     pub verified: bool,

@@ -371,7 +371,7 @@ impl Proof {
         let number = |value: &Json| value.as_u64().unwrap_or_default();
         let is_verified = report["verified"] == true;
         let words = format!(
-            "{} keys, {} in {}; writers were held {} times, at most {}; {}",
+            "{} keys, {} in {}; writes were paused {} times, at most {}; {}",
             format_count(number(&report["keys"])),
             format_bytes(number(&report["bytes"])),
             format_duration_ms(number(&report["duration_ms"])),

@@ -54,13 +54,16 @@ const VERBS: [&str; 8] = ["doubt", "learn", "look", "mend", "say", "tell", "turn
 const FUNCTIONS: [&str; 3] = ["look_up", "turn_around", "turn_back"];
 
 /// Phrases of prose, and what to write.
-const PHRASES: [(&str, &str); 6] = [
+const PHRASES: [(&str, &str); 9] = [
     ("whoever", "the client, the server that"),
     ("amiss", "a problem"),
     ("is told of", "is reported"),
     ("are told of", "are reported"),
     ("mends", "repairs"),
     ("mended", "repaired"),
+    ("writers are held", "writes are paused"),
+    ("writers were held", "writes were paused"),
+    ("holds writers", "pauses writes"),
 ];
 
 /// The page that has them side by side, this file, and what is history.

@@ -434,7 +434,7 @@ impl Queue {
     }
 }
 
-/// Phases in which writers are held, or slots are between two owners.
+/// Phases in which writes are paused, or slots are between two owners.
 fn is_sealed(phase: &str) -> bool {
     matches!(
         phase,

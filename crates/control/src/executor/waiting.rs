@@ -19,8 +19,8 @@ use crate::progress::JobProgress;
 const HOLDUP_EVERY: Duration = Duration::from_millis(700);
 
 impl Executor {
-    /// Takes note of a node that does not answer, or of that they do.
-    pub(super) async fn note_silence(&mut self, observation: &Observation) {
+    /// Takes note of a node that does not answer and of what was in the way, or of that they do.
+    pub(super) async fn note_silence(&mut self, observation: &Observation, cause: Option<String>) {
         let Some((source, target)) = &self.between else { return };
         let silent = match (&observation.source, &observation.target) {
             (Seen::Unreachable, _) => Some(source),
@@ -37,7 +37,8 @@ impl Executor {
                     None => id.short().to_owned(),
                 };
                 let before = self.silent.take().filter(|silence| silence.node == node);
-                Some(before.unwrap_or_else(|| Silence { node, since_s: now_s() }))
+                let since_s = before.map_or_else(now_s, |silence| silence.since_s);
+                Some(Silence { node, since_s, cause })
             }
         };
         self.progress.waits(silent.as_ref().map(ToString::to_string).as_deref());

@@ -282,7 +282,7 @@ pub enum Detail {
     },
     /// Of [`Action::Release`] and [`Action::LiftPause`].
     Released {
-        /// How long writers were held, by the executor's clock; 0 if there was no pause of which it knows.
+        /// How long writes were paused, by the executor's clock; 0 if there was no pause of which it knows.
         paused_ms: u64,
     },
     /// Of [`Action::Observe`].

@@ -181,7 +181,7 @@ pub struct Work {
     pub touched: u64,
     /// How many keys were compared by value.
     pub compared: u64,
-    /// How many times writers were held for a handover; brakes do not count.
+    /// How many times writes were paused for a handover; brakes do not count.
     pub pauses: u64,
     /// How long that was in total.
     pub paused_ms: u64,
@@ -381,7 +381,7 @@ pub struct Summary {
     pub slots_handed_over: u64,
     /// How often the batch at hand was started; 0 if none is.
     pub attempt: u32,
-    /// Which share of the time writers are held back at present.
+    /// Which share of the time writes are slowed at present.
     pub brake_percent: u8,
     /// Whether somebody wants the job to end.
     pub cancelling: bool,

@@ -135,7 +135,7 @@ pub struct Streaming {
     pub left: Option<u64>,
     /// How many rounds in a row did not halve that number.
     pub stalled: u32,
-    /// How hard writers are held back; see [`Action::CatchUp`](super::Action::CatchUp).
+    /// How hard writes are slowed; see [`Action::CatchUp`](super::Action::CatchUp).
     pub brake_percent: u8,
 }
 

@@ -4,7 +4,7 @@ use super::effect::{Detail, Reason, Why};
 use super::job::Job;
 use super::phase::Streaming;
 
-/// By how much more of the time writers are held back when that is not enough.
+/// By how much more of the time writes are slowed when that is not enough.
 const BRAKE_STEP_PERCENT: u8 = 20;
 
 /// Writers always get some of the time.

@@ -83,6 +83,7 @@ pub use self::options::{FenceKind, HandoverOptions};
 use self::peer::{Closing, Connector, Mark, Peer};
 pub use self::state::{Fenced, Handover, Members, Paused};
 use self::state::{MIGRATION_OPTION, Watchers};
+pub use self::watch::Sighting;
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, Result, Side};

@@ -54,6 +54,31 @@ pub(super) async fn any_view(deployment: &Deployment) -> Result<ClusterView> {
     Err(failure.unwrap_or_else(|| Error::own("ask for the cluster's nodes", "no node is known")))
 }
 
+/// What is true of the two shards of a job, as far as their nodes answer.
+#[derive(Debug)]
+pub struct Sighting {
+    /// Who leads them, and who claims what.
+    pub observation: Observation,
+    /// What was in the way where a shard has no primary that answers: the source's, or else the target's.
+    pub silence: Option<String>,
+}
+
+/// What was found of one shard.
+enum Found {
+    Primary(Primary),
+    /// None of its nodes answered as its primary; the text says what was in the way.
+    Silent(String),
+}
+
+impl Found {
+    fn split(self) -> (Seen, Option<String>) {
+        match self {
+            Found::Primary(primary) => (Seen::Primary(primary), None),
+            Found::Silent(why) => (Seen::Unreachable, Some(why)),
+        }
+    }
+}
+
 impl Handover {
     /// Waits until both nodes and their replicas show the target as the owner of `slots`, and all other
     /// primaries as the owner of `everywhere`; those are not asked where it is empty. Nodes that the target
@@ -168,7 +193,8 @@ impl Handover {
         members: &Members,
         slots: &SlotSet,
     ) -> Result<Observation> {
-        Handover::observe_with(deployment, members, slots, &HandoverOptions::default()).await
+        let options = HandoverOptions::default();
+        Ok(Handover::observe_with(deployment, members, slots, &options).await?.observation)
     }
 
     /// [`Handover::observe_members`] for the job that `options` label: connections of other jobs are left
@@ -181,11 +207,12 @@ impl Handover {
         members: &Members,
         slots: &SlotSet,
         options: &HandoverOptions,
-    ) -> Result<Observation> {
+    ) -> Result<Sighting> {
         let view = any_view(deployment).await?;
         let source = observe(deployment, &view, Side::Source, &members.source, slots, options);
         let target = observe(deployment, &view, Side::Target, &members.target, slots, options);
         let ((source, owners_of_one), (target, owners_of_other)) = tokio::try_join!(source, target)?;
+        let ((source, source_silence), (target, target_silence)) = (source.split(), target.split());
         let mut parties: BTreeSet<NodeId> = members.source.iter().chain(&members.target).cloned().collect();
         parties.extend([&source, &target].into_iter().filter_map(|seen| match seen {
             Seen::Primary(primary) => Some(primary.node.clone()),
@@ -193,7 +220,8 @@ impl Handover {
         }));
         let others = owners_of_one.into_iter().chain(owners_of_other).filter(|(id, _)| !parties.contains(id));
         let elsewhere = others.fold(SlotSet::new(), |all, (_, slots)| all.union(&slots));
-        Ok(Observation { source, target, elsewhere })
+        let observation = Observation { source, target, elsewhere };
+        Ok(Sighting { observation, silence: source_silence.or(target_silence) })
     }
 }
 
@@ -233,11 +261,12 @@ async fn observe(
     members: &[NodeId],
     slots: &SlotSet,
     options: &HandoverOptions,
-) -> Result<(Seen, Owners)> {
+) -> Result<(Found, Owners)> {
     let endpoint = Arc::new(Endpoint { side, ..(*deployment.endpoint).clone() });
     let connector = Connector { endpoint, options: deployment.options, name: options.client_name() };
-    let Some((node, address)) = leader(deployment, &connector, view, members, slots).await? else {
-        return Ok((Seen::Unreachable, Owners::new()));
+    let (node, address) = match leader(deployment, &connector, view, members, slots).await? {
+        Ok(leader) => leader,
+        Err(why) => return Ok((Found::Silent(why), Owners::new())),
     };
     let seen = async {
         let mut peer = Peer::open(connector, node.clone(), address, options).await?;
@@ -258,23 +287,22 @@ async fn observe(
         Ok(Some((primary, owners.filter(|(_, slots)| !slots.is_empty()).collect::<Owners>())))
     };
     match seen.await {
-        Ok(Some((primary, owners))) => Ok((Seen::Primary(primary), owners)),
-        // It has just been demoted.
-        Ok(None) => Ok((Seen::Unreachable, Owners::new())),
-        Err(e) if e.is_transient() => Ok((Seen::Unreachable, Owners::new())),
+        Ok(Some((primary, owners))) => Ok((Found::Primary(primary), owners)),
+        Ok(None) => Ok((Found::Silent("it has just been demoted".to_owned()), Owners::new())),
+        Err(e) if e.is_transient() => Ok((Found::Silent(e.to_string()), Owners::new())),
         Err(e) => Err(e),
     }
 }
 
-/// The node that leads a shard, by its own word. Where several say so, the one with the latest claim: the
-/// others have not heard yet.
+/// The node that leads a shard, by its own word; the inner error says what its nodes answered instead. Where
+/// several say so, the one with the latest claim: the others have not heard yet.
 async fn leader(
     deployment: &Deployment,
     connector: &Connector,
     view: &ClusterView,
     members: &[NodeId],
     slots: &SlotSet,
-) -> Result<Option<(NodeId, Address)>> {
+) -> Result<std::result::Result<(NodeId, Address), String>> {
     let Some(first) = members.first() else {
         return Err(Error::options(connector.endpoint.side, "find a shard", "none of its nodes is named"));
     };
@@ -306,21 +334,32 @@ async fn leader(
     for node in candidates.into_values() {
         let (connector, id, address) = (connector.clone(), node.id.clone(), node.address.clone());
         running.spawn(async move {
-            let mut link = Link::open(&connector.endpoint, &address, connector.options).await?;
-            let view = ClusterView::ask(&mut link).await?;
-            Ok::<_, Error>((id, address, view))
+            let asked = async {
+                let mut link = Link::open(&connector.endpoint, &address, connector.options).await?;
+                ClusterView::ask(&mut link).await
+            };
+            let view = asked.await;
+            (id, address, view)
         });
     }
-    let mut views = Vec::new();
+    let (mut leading, mut others) = (Vec::new(), Vec::new());
     while let Some(joined) = running.join_next().await {
-        // Who does not answer does not lead.
-        if let Ok(answer) = joined.map_err(|e| Error::own("ask a node", e))? {
-            views.push(answer);
+        let (node, address, view) = joined.map_err(|e| Error::own("ask a node", e))?;
+        match view {
+            Ok(view) if view.me().role == Role::Primary => leading.push((node, address, view)),
+            Ok(_) => others.push(format!("{address} is a replica")),
+            // A node that does not answer does not lead.
+            Err(e) => others.push(e.to_string()),
         }
     }
-    let leading = views.into_iter().filter(|(_, _, view)| view.me().role == Role::Primary);
-    let best = leading.max_by_key(|(node, _, view)| (view.me().config_epoch, node == first));
-    Ok(best.map(|(node, address, _)| (node, address)))
+    let best = leading.into_iter().max_by_key(|(node, _, view)| (view.me().config_epoch, node == first));
+    Ok(best.map(|(node, address, _)| (node, address)).ok_or_else(|| match others.is_empty() {
+        true => "no node of its shard is known to the cluster".to_owned(),
+        false => {
+            others.truncate(NAMED_MAX);
+            others.join("; ")
+        }
+    }))
 }
 
 /// Closes all connections of the job but our own, until none is left.

@@ -49,7 +49,7 @@ impl Seal {
             Ok(reached) => Ok(reached),
             Err(e) => {
                 if let Err(e) = self.release().await {
-                    tracing::warn!(error = %e, "writers are held until the pause ends by itself");
+                    tracing::warn!(error = %e, "writes are paused until the pause ends by itself");
                 }
                 Err(e)
             }

@@ -70,7 +70,7 @@ impl Syncer {
 }
 
 pub(super) fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
-    if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writers were held")) } else { Ok(()) }
+    if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writes were paused")) } else { Ok(()) }
 }
 
 pub(super) fn refused(what: impl Into<String>) -> Error {

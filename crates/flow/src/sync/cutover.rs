@@ -184,7 +184,7 @@ impl Syncer {
         Ok(())
     }
 
-    /// All that happens while writers are held.
+    /// All that happens while writes are paused.
     async fn pause_and_switch(
         &mut self,
         options: &CutoverOptions,
@@ -418,6 +418,6 @@ async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal) -> Res
 /// Lets writers go. Where that fails, the servers do it when the pause is over.
 async fn let_go(seal: &mut Seal) {
     if let Err(e) = seal.release().await {
-        tracing::warn!(error = %e, "writers are held until the pause ends by itself");
+        tracing::warn!(error = %e, "writes are paused until the pause ends by itself");
     }
 }
