@@ -533,6 +533,7 @@ impl Executor {
     async fn pause(&mut self, slots: &SlotSet, pause_ms: u64) -> Done {
         self.feed()?;
         self.wait_for_natives().await?;
+        self.handover().await?.await_children().await?;
         let seen = self.handover().await?.inspect(slots).await?;
         if !slots.difference(&seen.source.claims).is_empty() {
             return Err(because(Why::OwnerChanged, "the source does not own all of the slots any more"));

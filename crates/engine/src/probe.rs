@@ -159,10 +159,17 @@ impl ServerFacts {
     }
 }
 
-/// The first two numbers of a version; what cannot be read is the highest.
-pub(crate) fn first_two(version: &str) -> (u32, u32) {
+/// The first three numbers of a version; what cannot be read is the highest.
+pub(crate) fn first_three(version: &str) -> (u32, u32, u32) {
     let mut numbers = version.split('.').map(|n| n.parse().unwrap_or(u32::MAX));
-    (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0))
+    let first = numbers.next().unwrap_or(u32::MAX);
+    (first, numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// The first two of them.
+pub(crate) fn first_two(version: &str) -> (u32, u32) {
+    let (first, second, _) = first_three(version);
+    (first, second)
 }
 
 /// What a server can do. Found by asking for its commands; no caller needs to know a version.

@@ -77,6 +77,13 @@ impl ClusterBuilder {
         self
     }
 
+    /// See [`ServerBuilder::overwrites_freed`].
+    #[must_use]
+    pub fn overwrites_freed(mut self) -> Self {
+        self.template = self.template.overwrites_freed();
+        self
+    }
+
     /// The default user's password on every node.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {

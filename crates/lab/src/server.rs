@@ -45,6 +45,7 @@ pub struct Server {
     engine: Engine,
     binary: PathBuf,
     sentinel: bool,
+    overwrites_freed: bool,
     port: u16,
     tls_port: Option<u16>,
     tls: Option<Tls>,
@@ -68,6 +69,7 @@ pub struct ServerBuilder {
     sentinel: bool,
     modules: bool,
     nodes_conf: Option<String>,
+    overwrites_freed: bool,
 }
 
 /// Why a server that was launched is not there yet, or never will be.
@@ -79,6 +81,14 @@ pub(crate) enum NotReady {
 }
 
 impl ServerBuilder {
+    /// Memory is overwritten when it is freed, so that a server that uses it all the same dies of that each
+    /// time, and not by chance. (All of them use jemalloc.)
+    #[must_use]
+    pub fn overwrites_freed(mut self) -> Self {
+        self.overwrites_freed = true;
+        self
+    }
+
     /// A directive of the configuration file, with or without leading dashes. The value is written as it
     /// stands, so it may be several words; an empty one becomes `""`.
     #[must_use]
@@ -193,7 +203,7 @@ impl ServerBuilder {
             std::fs::write(dir.path().join("nodes.conf"), text)
                 .map_err(|source| LabError::io("write nodes.conf", source))?;
         }
-        let process = Mutex::new(launch(&binary, dir.path(), self.sentinel)?);
+        let process = Mutex::new(launch(&binary, dir.path(), self.sentinel, self.overwrites_freed)?);
         let label = match &self.name {
             Some(name) => format!("{} {name} (port {port})", self.engine),
             None => format!("{} (port {port})", self.engine),
@@ -203,6 +213,7 @@ impl ServerBuilder {
             engine: self.engine,
             binary,
             sentinel: self.sentinel,
+            overwrites_freed: self.overwrites_freed,
             port,
             tls_port,
             tls: self.tls.clone(),
@@ -279,6 +290,7 @@ impl Server {
             sentinel: false,
             modules: false,
             nodes_conf: None,
+            overwrites_freed: false,
         }
     }
 
@@ -438,7 +450,7 @@ impl Server {
     /// When it does not become ready, or somebody else took its port meanwhile.
     pub fn restart(&self) -> Result<(), LabError> {
         self.stop()?;
-        *self.process() = launch(&self.binary, self.dir.path(), self.sentinel)?;
+        *self.process() = launch(&self.binary, self.dir.path(), self.sentinel, self.overwrites_freed)?;
         self.wait_ready().map_err(|not_ready| match not_ready {
             NotReady::PortTaken => self.start_failed("somebody else took its port"),
             NotReady::Failed(error) => error,
@@ -601,7 +613,7 @@ impl fmt::Debug for Server {
     }
 }
 
-fn launch(binary: &Path, dir: &Path, sentinel: bool) -> Result<Process, LabError> {
+fn launch(binary: &Path, dir: &Path, sentinel: bool, overwrites_freed: bool) -> Result<Process, LabError> {
     let log = log_file(dir);
     let open = || OpenOptions::new().create(true).append(true).open(&log);
     let (out, err) = open()
@@ -610,6 +622,7 @@ fn launch(binary: &Path, dir: &Path, sentinel: bool) -> Result<Process, LabError
     let mut command = process::command(binary);
     command.arg(config_file(dir)).args(sentinel.then_some("--sentinel"));
     command.stdin(std::process::Stdio::null()).stdout(out).stderr(err);
+    command.envs(overwrites_freed.then_some(("MALLOC_CONF", "junk:true")));
     Process::spawn(command).map_err(|source| LabError::io(format!("start {}", binary.display()), source))
 }
 

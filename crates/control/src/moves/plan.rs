@@ -64,6 +64,9 @@ pub struct Row {
     pub batches: usize,
     /// How writes are fenced off, as far as whimbrel does that.
     pub fence: Option<FenceKind>,
+    /// While a child of the source saves, by another fence. See
+    /// [`Handover::minds_children`](whimbrel_engine::handover::Handover::minds_children).
+    pub minds_children: bool,
 }
 
 impl Plan {
@@ -84,11 +87,11 @@ impl Plan {
         let native_stall_ms = settings.native_stall_ms.filter(|_| matches!(method, Method::Native(_)));
         for m in &moves {
             let keys = situation.keys_in(&m.source, &m.slots);
-            let (mut fence, mut batches) = (None, 1);
+            let (mut fence, mut minds_children, mut batches) = (None, false, 1);
             if method == Method::External && !by_daemon {
                 let keys_of = |slot| situation.keys_of(&m.source, slot);
                 let cut = service::cut_into_batches(deployment, m, settings, keys_of).await?;
-                (fence, batches) = (Some(cut.fence), cut.parts.len());
+                (fence, minds_children, batches) = (Some(cut.fence), cut.minds_children, cut.parts.len());
                 max_pause_ms = max_pause_ms.max(Some(cut.max_pause_ms));
                 if cut.need.least_ms >= need.least_ms {
                     need = cut.need;
@@ -107,6 +110,7 @@ impl Plan {
                 bytes: (keys as f64 * situation.key_bytes(&m.source)) as u64,
                 batches,
                 fence,
+                minds_children,
             });
         }
         let demoted = match method {
@@ -168,7 +172,16 @@ mod tests {
     fn row(source: &str, keys: u64, bytes: u64, batches: usize) -> Row {
         let slots = "0-99".parse().expect("slots");
         let target = "t".to_owned();
-        Row { source: source.to_owned(), target, slots, keys, bytes, batches, fence: None }
+        Row {
+            source: source.to_owned(),
+            target,
+            slots,
+            keys,
+            bytes,
+            batches,
+            fence: None,
+            minds_children: false,
+        }
     }
 
     fn plan(rows: Vec<Row>) -> Plan {

@@ -93,6 +93,9 @@ pub struct Settings {
 pub struct Cut {
     /// How writes are fenced off.
     pub fence: FenceKind,
+    /// While a child of the source saves, they are fenced off by a bare fence. See
+    /// [`Handover::minds_children`].
+    pub minds_children: bool,
     /// Batches, in their order: one where all slots go at once.
     pub parts: Vec<SlotSet>,
     /// What a pause needs.
@@ -146,5 +149,5 @@ pub async fn cut_into_batches(
     if let Some((what, remedy)) = need.too_long_for(max_pause_ms) {
         return Err(unfit(&handover, what, remedy));
     }
-    Ok(Cut { fence, parts, need, max_pause_ms })
+    Ok(Cut { fence, minds_children: handover.minds_children(), parts, need, max_pause_ms })
 }

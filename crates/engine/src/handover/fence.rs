@@ -12,7 +12,7 @@ use whimbrel_wire::value::Value;
 use super::options::FenceKind;
 use super::peer::{Mark, Peer, reply_array, transaction};
 use super::state::{Fenced, Handover, Members, Paused};
-use crate::error::{Error, Result, ServerError};
+use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::nodes::ClusterView;
 use crate::probe::Info;
 
@@ -142,10 +142,14 @@ impl Handover {
     ///
     /// A source that keeps no offset is believed if it answers before the pause ends.
     ///
+    /// Where the source would remove the keys itself and die of that while a child of it saves, the fence is a
+    /// [bare](FenceKind::Bare) one for as long as there is a child.
+    ///
     /// # Errors
     /// `Server` where the source refused: then it owns the slots, and may still be paused. After any other it
     /// is not known what is true.
     pub async fn fence(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
+        self.beside_child = self.minds_children() && self.source_has_child().await?;
         let kind = self.fence_kind();
         let remark = kind != FenceKind::Gossip && self.target.traits.takes_by_itself;
         if remark {
@@ -336,6 +340,14 @@ impl Handover {
         }
         if slots.is_empty() {
             return Ok(());
+        }
+        // The last moment at which a child that has begun since the fence can be seen: with the take-over the
+        // source begins to remove keys. Not where an earlier process fenced: that has to come to its end.
+        if self.fenced_until.is_some() && self.minds_children() && self.source_has_child().await? {
+            // In the words of a server: it goes away by itself, and callers treat it so.
+            let text = b"TRYAGAIN a child of the source has just begun to save, which it may not survive";
+            let kind = ErrorKind::Server(ServerError::classify(text));
+            return Err(Error::new(Side::Source, self.source.address.to_string(), "take over", kind));
         }
         // Owners are not made to give up what they have and take it again.
         let is_repeated = slots.difference(&self.taken).is_empty();

@@ -15,7 +15,7 @@ use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::{Link, LinkOptions};
 use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, is_called, key_counts};
-use crate::probe::{Info, first_two};
+use crate::probe::{Info, first_three, first_two};
 use crate::remedy::Remedy;
 
 use super::options::{FenceKind, HandoverOptions};
@@ -60,6 +60,10 @@ pub(super) struct Traits {
     /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it
     /// no longer: Valkey 8.0 and later.
     pub(super) takes_by_itself: bool,
+    /// It may die when it removes the keys of slots that it has lost by gossip while a child of it saves: a walk
+    /// over a table reads what the removal of the last key has freed. Valkey 8.1.0 to 8.1.4
+    /// (<https://github.com/valkey-io/valkey/pull/2753>), and what came before 9.0.
+    pub(super) dies_beside_child: bool,
     /// It writes one line to its log for each range of slots that changes hands, and not one for each slot:
     /// Valkey 9.0 and later.
     pub(super) logs_ranges: bool,
@@ -88,6 +92,9 @@ impl Traits {
             setslot_waits: later_valkey,
             bump_announces: valkey.is_some_and(|v| v >= (8, 1)),
             takes_by_itself: later_valkey,
+            dies_beside_child: info.field("valkey_version").map(first_three).is_some_and(|version| {
+                ((8, 1, 0)..(8, 1, 5)).contains(&version) || ((8, 2, 0)..(9, 0, 0)).contains(&version)
+            }),
             logs_ranges: valkey.is_some_and(|v| v >= (9, 0)),
             hides_keys: valkey.is_none()
                 && info.field("redis_version").map(first_two).is_some_and(|v| v >= (8, 4)),
@@ -602,6 +609,18 @@ mod tests {
         for info in ["redis_version:8.2.3\r\n", "redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n", ""] {
             assert!(!traits(info).hides_keys, "{info}");
         }
+    }
+
+    #[test]
+    fn servers_that_die_beside_a_child_are_known() {
+        for (version, dies) in [("8.0.9", false), ("8.1.0", true), ("8.1.4", true), ("8.1.5", false)] {
+            assert_eq!(traits(&format!("valkey_version:{version}\r\n")).dies_beside_child, dies, "{version}");
+        }
+        for (version, dies) in [("8.9.240", true), ("9.0.0", false), ("9.1.2", false), ("255.255.255", false)]
+        {
+            assert_eq!(traits(&format!("valkey_version:{version}\r\n")).dies_beside_child, dies, "{version}");
+        }
+        assert!(!traits("redis_version:8.1.2\r\n").dies_beside_child);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! What a handover knows, and its connections.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
@@ -12,6 +13,7 @@ use crate::endpoint::Address;
 use crate::error::Result;
 use crate::link::Link;
 use crate::nodes::ClusterView;
+use crate::probe::Info;
 
 /// A write pause on the source that is in effect.
 #[derive(Debug, Clone)]
@@ -63,6 +65,8 @@ pub struct Handover {
     pub(super) taken: SlotSet,
     /// Until when a fence that relies on the pause holds.
     pub(super) fenced_until: Option<Instant>,
+    /// A child of the source saved when it was fenced, and the source would die of its own removal of keys.
+    pub(super) beside_child: bool,
     /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
     pub(super) sheltered: Vec<(NodeId, Address)>,
     pub(super) members: Members,
@@ -71,6 +75,12 @@ pub struct Handover {
     /// Connections to other nodes.
     pub(super) watchers: Watchers,
 }
+
+/// How long a handover waits for children of the source.
+const CHILDREN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Between two questions whether there are any.
+const CHILDREN_POLL: Duration = Duration::from_millis(20);
 
 /// Whether replicas follow the last slot of their primary.
 pub(super) const MIGRATION_OPTION: &[u8] = b"cluster-allow-replica-migration";
@@ -108,10 +118,51 @@ pub(super) struct Gate {
     pub(super) messengers: Vec<String>,
 }
 
+/// Whether a server has a child, or will have one at once, by its `INFO persistence` and `replication`.
+fn saves(info: &Info) -> bool {
+    let running = ["rdb_bgsave_in_progress", "aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+    let is_set = |name: &&str| info.field(name).is_some_and(|value| value != "0");
+    let replicas = info.fields().filter(|(name, _)| name.starts_with("slave"));
+    let mut states = replicas.flat_map(|(_, value)| value.split(','));
+    running.iter().any(is_set)
+        || is_set(&"module_fork_in_progress")
+        || states.any(|field| ["state=wait_bgsave", "state=send_bulk"].contains(&field))
+}
+
 impl Handover {
-    /// How the source is fenced.
+    /// How the source is fenced. A fence may find that it has to be another one, which then holds until the
+    /// next.
     pub fn fence_kind(&self) -> FenceKind {
-        self.options.fence.unwrap_or(self.source.traits.fence)
+        match self.options.fence {
+            Some(kind) => kind,
+            None if self.beside_child => FenceKind::Bare,
+            None => self.source.traits.fence,
+        }
+    }
+
+    /// Whether the fence depends on what children of the source do. See [`Handover::fence`].
+    pub fn minds_children(&self) -> bool {
+        self.options.fence.is_none() && self.source.traits.dies_beside_child
+    }
+
+    /// Waits for children of the source, where the fence depends on them: call it before a pause. Those that
+    /// feeds are attached by live for some milliseconds. One that saves a large source is not waited for.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn await_children(&mut self) -> Result<()> {
+        let deadline = Instant::now() + CHILDREN_PATIENCE;
+        while self.minds_children() && self.source_has_child().await? && Instant::now() < deadline {
+            sleep(CHILDREN_POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Whether a child of the source saves, or is about to: for a file, or for a replica.
+    pub(super) async fn source_has_child(&mut self) -> Result<bool> {
+        let info =
+            self.source.run(async |link| link.call(&[b"INFO", b"persistence", b"replication"]).await).await?;
+        Ok(saves(&Info::parse(info.as_bytes().map_or(&[], |bytes| bytes))))
     }
 
     /// Clears the marks of `slots` on the target and its replicas.
@@ -163,4 +214,21 @@ async fn marked_on_replicas(peer: &Peer, view: &ClusterView, slots: &SlotSet) ->
         }
     }
     Ok(marked.intersection(slots))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_are_seen() {
+        let saves = |text: &str| saves(&Info::parse(text.as_bytes()));
+        let idle = "rdb_bgsave_in_progress:0\r\naof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0\r\n";
+        assert!(!saves(idle));
+        assert!(!saves(&format!("{idle}slave0:ip=::1,port=1,state=online,offset=5,lag=0\r\n")));
+        assert!(saves("rdb_bgsave_in_progress:1\r\n"));
+        assert!(saves("aof_rewrite_scheduled:1\r\n"));
+        assert!(saves("module_fork_in_progress:1\r\n"));
+        assert!(saves(&format!("{idle}slave0:ip=::1,port=1,state=wait_bgsave,offset=0,lag=0\r\n")));
+    }
 }

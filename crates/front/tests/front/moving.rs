@@ -299,12 +299,18 @@ fn a_target_that_is_gone_for_a_while_loses_nothing() {
         client.line() == ":2\r\n"
     });
     target.call(&["CONFIG", "SET", "maxmemory", "1"]);
-    client.send(&command(&["INCR", "k2"]));
-    let reply = client.line();
-    assert!(reply.starts_with("-TRYAGAIN") && reply.contains("OOM"), "{reply}");
+    wait_until("the reason is reported", || {
+        client.send(&command(&["INCR", "k2"]));
+        let reply = client.line();
+        assert!(reply.starts_with("-TRYAGAIN"), "{reply}");
+        reply.contains("OOM")
+    });
     client.ask(&["GET", "k2"], "$1\r\n1\r\n");
     target.call(&["CONFIG", "SET", "maxmemory", "0"]);
-    client.ask(&["INCR", "k2"], ":2\r\n");
+    wait_until("there is room", || {
+        client.send(&command(&["INCR", "k2"]));
+        client.line() == ":2\r\n"
+    });
     between.resume();
     wait_until("all keys have moved", || status(&between)["phase"] == "done");
     assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(50));

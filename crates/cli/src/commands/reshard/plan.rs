@@ -135,6 +135,12 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 "         with these servers clients may see CLUSTERDOWN for some milliseconds each time"
             );
         }
+        if plan.rows.iter().any(|row| row.minds_children) {
+            eprintln!(
+                "         while a source saves (RDB, AOF, a new replica) clients may see CLUSTERDOWN for some"
+            );
+            eprintln!("         milliseconds: Valkey 8.1.0 to 8.1.4 could crash otherwise. Upgrade to 8.1.5");
+        }
         eprintln!("verify   {} before each handover", compared(moving.verify()));
     }
     if let Method::Native(_) = plan.method {
