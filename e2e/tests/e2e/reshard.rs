@@ -251,9 +251,9 @@ fn several_targets_and_counts() {
     scene.assert_unchanged(&before);
 }
 
-/// While a child of it saves, Valkey 8.1 before 8.1.5 reads what it has freed when it removes the keys of a slot
-/// that it lost (<https://github.com/valkey-io/valkey/pull/2753>). It lives, whatever the server, and its
-/// clients see nothing that they do not see without a child either.
+/// While a child of it saves, Valkey 8.1 before 8.1.5 reads what it has freed when it removes the keys of a
+/// slot that it lost (<https://github.com/valkey-io/valkey/pull/2753>). It lives, whatever the server, and no
+/// write is lost.
 fn a_source_that_saves_meanwhile_lives(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]])
         .cluster(whimbrel_lab::ClusterBuilder::overwrites_freed)

@@ -134,6 +134,16 @@ impl Plan {
         })
     }
 
+    /// When clients may see `CLUSTERDOWN`, for people.
+    pub fn clusterdown(&self) -> Option<&'static str> {
+        if self.rows.iter().any(|row| row.fence == Some(FenceKind::Bare)) {
+            return Some("with these servers clients may see CLUSTERDOWN for some milliseconds each time");
+        }
+        let minds_children = self.rows.iter().any(|row| row.minds_children);
+        minds_children
+            .then_some("clients may see CLUSTERDOWN while a source saves (not from Valkey 8.1.5 on)")
+    }
+
     /// How long it takes without load, in milliseconds. Jobs of one source follow one another, those of
     /// different sources run at the same time.
     pub fn estimate_ms(&self) -> u64 {

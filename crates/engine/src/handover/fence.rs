@@ -142,8 +142,8 @@ impl Handover {
     ///
     /// A source that keeps no offset is believed if it answers before the pause ends.
     ///
-    /// Where the source would remove the keys itself and die of that while a child of it saves, the fence is a
-    /// [bare](FenceKind::Bare) one for as long as there is a child.
+    /// Where the source would remove the keys itself and die of that while a child of it saves, the fence is
+    /// a [bare](FenceKind::Bare) one for as long as there is a child.
     ///
     /// # Errors
     /// `Server` where the source refused: then it owns the slots, and may still be paused. After any other it

@@ -60,8 +60,8 @@ pub(super) struct Traits {
     /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it
     /// no longer: Valkey 8.0 and later.
     pub(super) takes_by_itself: bool,
-    /// It may die when it removes the keys of slots that it has lost by gossip while a child of it saves: a walk
-    /// over a table reads what the removal of the last key has freed. Valkey 8.1.0 to 8.1.4
+    /// It may die when it removes the keys of slots that it has lost by gossip while a child of it saves: a
+    /// walk over a table reads what the removal of the last key has freed. Valkey 8.1.0 to 8.1.4
     /// (<https://github.com/valkey-io/valkey/pull/2753>), and what came before 9.0.
     pub(super) dies_beside_child: bool,
     /// It writes one line to its log for each range of slots that changes hands, and not one for each slot:

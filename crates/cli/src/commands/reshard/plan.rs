@@ -7,7 +7,6 @@ use whimbrel_core::plan::Move;
 use whimbrel_core::units::{format_bytes, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
-use whimbrel_engine::handover::FenceKind;
 
 use crate::settings::args::{MethodChoice, MovingArgs, VerifyChoice};
 
@@ -130,16 +129,8 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
             ),
             None => eprintln!("writes   of a source are paused as the daemon was told; reads go on"),
         }
-        if plan.rows.iter().any(|row| row.fence == Some(FenceKind::Bare)) {
-            eprintln!(
-                "         with these servers clients may see CLUSTERDOWN for some milliseconds each time"
-            );
-        }
-        if plan.rows.iter().any(|row| row.minds_children) {
-            eprintln!(
-                "         while a source saves (RDB, AOF, a new replica) clients may see CLUSTERDOWN for some"
-            );
-            eprintln!("         milliseconds: Valkey 8.1.0 to 8.1.4 could crash otherwise. Upgrade to 8.1.5");
+        if let Some(notice) = plan.clusterdown() {
+            eprintln!("         {notice}");
         }
         eprintln!("verify   {} before each handover", compared(moving.verify()));
     }
