@@ -220,6 +220,11 @@ pub fn has_mortal_elements(object_type: u8, dialect: Dialect) -> bool {
     matches!((object_type, dialect), (22..=25, Dialect::Redis) | (22, Dialect::Valkey))
 }
 
+/// Whether objects of this type are streams, of whatever dialect. See [`min_version_of`].
+pub fn is_stream(object_type: u8) -> bool {
+    matches!(object_type, 15 | 19 | 21 | 26 | 27)
+}
+
 /// The snapshot version whose servers of this dialect were the first to read objects of this type; later ones
 /// read them as well. `None` if no server of the dialect does, or if the type is not known here.
 pub fn min_version_of(object_type: u8, dialect: Dialect) -> Option<u16> {

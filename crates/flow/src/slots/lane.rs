@@ -40,10 +40,6 @@ const FEW_KEYS: usize = 256;
 /// `COUNT` of that `SCAN`.
 const SCAN_COUNT: &[u8] = b"1000";
 
-/// The types of payloads that are streams, by the first byte: `RDB_TYPE_STREAM_LISTPACKS` and its later
-/// forms.
-const STREAM_TYPES: [u8; 3] = [15, 19, 21];
-
 /// What a lane is to do.
 #[derive(Debug)]
 pub(super) enum Work {
@@ -275,7 +271,7 @@ impl Lane {
             for (fetch, key, found) in found? {
                 if let Found::Value(payload, _) = &found
                     && fetch == Fetch::Payload
-                    && payload::peek(payload).is_ok_and(|p| STREAM_TYPES.contains(&p.object_type))
+                    && payload::peek(payload).is_ok_and(|p| payload::is_stream(p.object_type))
                 {
                     shared.stream(&key);
                 }
