@@ -2,8 +2,11 @@
 //!
 //! Strings are fetched in groups, since most keys of most deployments are short strings, and without asking
 //! first what they are. What is left is measured, then dumped or, above the big-key size, left to the writing
-//! half to be moved in chunks. On a standalone server a group of strings is read in one
+//! half to be moved in chunks. What a user may neither fetch as a string nor ask the size of is [dumped
+//! without](payloads). On a standalone server a group of strings is read in one
 //! [transaction](Way::Transaction), everything else [between two questions](Way::Bracketed) for its expiry.
+
+mod payloads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,7 +16,7 @@ use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
-use whimbrel_engine::expiry;
+use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
@@ -85,7 +88,8 @@ pub(super) struct Reader {
 
 impl Reader {
     pub fn new(shared: Arc<Shared>, unit: Unit, average_bytes: u64) -> Reader {
-        let expires_seen = shared.source.is_proxied();
+        // A key need not lie at the server of a proxy that was asked for its counters.
+        let expires_seen = shared.source.is_proxied() || !shared.source.facts.are_told;
         Reader {
             transactions: !shared.source.is_cluster() && !shared.source.is_proxied(),
             careful: average_bytes >= CAREFUL_AVERAGE_BYTES,
@@ -93,7 +97,6 @@ impl Reader {
             unit,
             link: None,
             redirects: HashMap::new(),
-            // A key need not lie at the server of a proxy that was asked for its counters.
             expires_seen,
             average_bytes: average_bytes.max(16) as f64,
         }
@@ -133,6 +136,9 @@ impl Reader {
         }
         let all = keys.len() as u64;
         let mut others = Vec::new();
+        if !self.shared.source.capabilities.get {
+            others = std::mem::take(&mut keys);
+        }
         let mut measured = self.careful;
         let mut groups = VecDeque::from(match measured {
             true => self.measured_groups(keys, &mut others).await?,
@@ -160,6 +166,12 @@ impl Reader {
             }
         }
         let mut last = StateBatch { states: Vec::new(), in_chunks: Vec::new(), origins, _permit: None };
+        if self.dumps_unmeasured() {
+            if !self.dump_unmeasured(others, out).await? {
+                return Ok(false);
+            }
+            others = Vec::new();
+        }
         for (mut group, estimate) in self.dump_groups(others, &mut last).await? {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
@@ -170,6 +182,9 @@ impl Reader {
             if !self.hand_over(states, permit, out).await {
                 return Ok(false);
             }
+        }
+        if self.shared.stop.is_cancelled() {
+            return Ok(true);
         }
         CopyProgress::add(&self.shared.progress.read, all);
         Ok(self.send(last, out).await)
@@ -429,7 +444,7 @@ impl Reader {
                     Fetch::String if self.transactions => Way::Transaction,
                     _ => Way::Bracketed,
                 },
-                absolute: self.shared.source.capabilities.pexpiretime,
+                clock: self.shared.source.capabilities.clock(),
                 expiries: self.expires_seen || fetch == Fetch::Payload,
                 asking: false,
             };
@@ -449,10 +464,11 @@ impl Reader {
 
     /// Reads one key whose slot is on the move, wherever it is.
     async fn follow(&mut self, key: &Bytes) -> Result<Fetched> {
-        let absolute = self.shared.source.capabilities.pexpiretime;
+        let first = if self.shared.source.capabilities.get { Fetch::String } else { Fetch::Payload };
         for _ in 0..UNSTABLE_ROUNDS_MAX {
-            let before = self.follow_expiry(key, absolute).await?;
-            let mut fetch = Fetch::String;
+            let clock = self.shared.source.capabilities.clock();
+            let before = self.follow_expiry(key, clock).await?;
+            let mut fetch = first;
             let mut value = self.follow_call(key, &[fetch.command(), key]).await?;
             if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
                 let big = self.shared.options.big_key_bytes;
@@ -469,8 +485,8 @@ impl Reader {
                 fetch = Fetch::Payload;
                 value = self.follow_call(key, &[fetch.command(), key]).await?;
             }
-            let after = self.follow_expiry(key, absolute).await?;
-            let read = Read { fetch, way: Way::Bracketed, absolute, expiries: true, asking: false };
+            let after = self.follow_expiry(key, clock).await?;
+            let read = Read { fetch, way: Way::Bracketed, clock, expiries: true, asking: false };
             let mut replies: Vec<Value> = before.into_iter().chain([value]).chain(after).collect();
             match read.found(&mut replies) {
                 Found::Unstable => {}
@@ -484,9 +500,9 @@ impl Reader {
         self.follow_call(key, &usage(key, look)).await
     }
 
-    async fn follow_expiry(&mut self, key: &Bytes, absolute: bool) -> Result<Vec<Value>> {
+    async fn follow_expiry(&mut self, key: &Bytes, clock: Clock) -> Result<Vec<Value>> {
         let mut commands: Vec<Vec<&[u8]>> = Vec::new();
-        expiry::question(absolute, key, &mut |command| commands.push(command.to_vec()));
+        expiry::question(clock, key, &mut |command| commands.push(command.to_vec()));
         self.follow_calls(key, &commands).await
     }
 

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::remedy::Remedy;
 
@@ -248,12 +249,14 @@ impl Writer {
             None => self.shared.open_target(address, self.target_db).await?,
         };
         let (mode, fit) = (self.mode(), self.fit());
+        let clock = self.shared.source.capabilities.clock();
+        let by_own_clock = matches!(clock, Clock::Own { .. });
         let mut sent = Vec::new();
         let mut several: Vec<usize> = Vec::new();
         let mut several_bytes = 0;
         for &i in members {
             let Pending { state, ask } = &pending[i];
-            let write = Write { mode, asking: ask.is_some() };
+            let write = Write { mode, asking: ask.is_some(), by_own_clock };
             let is_plain = matches!(state.body, Body::String(_)) && state.expires_at_ms.is_none();
             if !(self.several && is_plain) || write.asking {
                 write.push(link.outbox(), state);
@@ -272,7 +275,7 @@ impl Writer {
             }
         }
         if !several.is_empty() {
-            let write = Write { mode, asking: false };
+            let write = Write { mode, asking: false, by_own_clock };
             sent.push(push_several(&mut link, pending, &mut several, write));
         }
         link.flush().await?;
@@ -348,9 +351,9 @@ impl Writer {
     }
 
     async fn write_in_chunks(&mut self, key: Bytes) -> Result<()> {
-        if self.shared.is_proxied {
-            let why = "it does not go to the target in one command, and through a proxy in no other way";
-            self.shared.failed(self.unit.db, &key, why.to_owned());
+        if let Some(why) = self.shared.only_whole {
+            let why = format!("it does not go to the target in one command, and {why}");
+            self.shared.failed(self.unit.db, &key, why);
             return Ok(());
         }
         let progress = self.shared.progress.clone();
