@@ -31,7 +31,7 @@ pub use self::rights::check_rights;
 pub use crate::journal::KeyFailure;
 pub use crate::keys::shown;
 pub use crate::large::Existing;
-pub use crate::pipeline::{CopyOptions, DbPair};
+pub use crate::pipeline::{CopyOptions, DbPair, LaneCounts};
 
 pub(crate) use self::passes::{
     doubtful, layout, note_evicted, passes, poll_target, record, remember, run_pass, target_runs,

@@ -23,6 +23,7 @@ use whimbrel_wire::value::Value;
 
 use super::shared::Shared;
 use super::tracker::Origins;
+use super::writers::{Batch, Writers};
 use crate::budget::MemoryPermit;
 use crate::keys::read::{Answer, UNSTABLE_ROUNDS_MAX};
 use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Samples, pack, usage, was_sampled};
@@ -37,18 +38,6 @@ use crate::scan::Unit;
 pub(super) struct KeyBatch {
     pub keys: Vec<Bytes>,
     pub origins: Origins,
-}
-
-/// States on their way to a writer.
-#[derive(Debug)]
-pub(super) struct StateBatch {
-    pub states: Vec<KeyState>,
-    /// Keys that do not travel as one state: the writing half moves them with commands of their types.
-    pub in_chunks: Vec<Bytes>,
-    /// Pages whose keys are dealt with once this batch is written. Empty on all but the last batch that a
-    /// batch of keys gave rise to.
-    pub origins: Origins,
-    pub _permit: Option<MemoryPermit>,
 }
 
 /// Most bytes taken in for a group whose sizes were not asked. A reply that announces more is not taken in:
@@ -70,6 +59,19 @@ enum Fetched {
     Found(Found, Fetch),
     /// Its slot is in doubt, and is gone through again: it is left alone until then.
     Later,
+}
+
+/// Where states of a batch go.
+struct Out<'a> {
+    writers: &'a Writers,
+    batch: Arc<Batch>,
+}
+
+/// What is sent last of a batch: keys that are gone, and those that do not travel as one state.
+#[derive(Default)]
+struct Last {
+    states: Vec<KeyState>,
+    in_chunks: Vec<Bytes>,
 }
 
 /// The reading half of one lane.
@@ -103,28 +105,26 @@ impl Reader {
     }
 
     /// Reads batches until there are no more, or the writer is gone.
-    pub async fn run(
-        mut self,
-        mut keys: mpsc::Receiver<KeyBatch>,
-        states: mpsc::Sender<StateBatch>,
-    ) -> Result<()> {
+    pub async fn run(mut self, mut keys: mpsc::Receiver<KeyBatch>, writers: Writers) -> Result<()> {
         while let Some(batch) = keys.recv().await {
             CopyProgress::shift(&self.shared.progress.waiting_to_read, -1);
             if self.shared.stop.is_cancelled() {
                 // What has not been read is left to a later run.
                 continue;
             }
-            if !self.read(batch, &states).await? {
+            if !self.read(batch, &writers).await? {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Reads one batch; false where the writer is gone.
-    async fn read(&mut self, batch: KeyBatch, out: &mpsc::Sender<StateBatch>) -> Result<bool> {
+    /// Reads one batch; false where a writer is gone.
+    async fn read(&mut self, batch: KeyBatch, writers: &Writers) -> Result<bool> {
         let KeyBatch { mut keys, origins } = batch;
-        if origins.len() > 1 || self.shared.source.is_cluster() {
+        let several_pages = origins.len() > 1;
+        let out = &Out { writers, batch: writers.begin(origins) };
+        if several_pages || self.shared.source.is_cluster() {
             keys = last_of_each(keys);
         }
         if !self.shared.limits.paced(self.shared.limits.rates.take_keys(keys.len() as u64)).await {
@@ -165,7 +165,7 @@ impl Reader {
                 return Ok(false);
             }
         }
-        let mut last = StateBatch { states: Vec::new(), in_chunks: Vec::new(), origins, _permit: None };
+        let mut last = Last::default();
         if self.dumps_unmeasured() {
             if !self.dump_unmeasured(others, out).await? {
                 return Ok(false);
@@ -187,15 +187,13 @@ impl Reader {
             return Ok(true);
         }
         CopyProgress::add(&self.shared.progress.read, all);
-        Ok(self.send(last, out).await)
+        let Last { states, in_chunks } = last;
+        let is_sent = writers.send(&self.shared, &out.batch, states, in_chunks, None).await;
+        out.batch.part_is_done();
+        Ok(is_sent)
     }
 
-    async fn hand_over(
-        &mut self,
-        states: Vec<KeyState>,
-        permit: MemoryPermit,
-        out: &mpsc::Sender<StateBatch>,
-    ) -> bool {
+    async fn hand_over(&mut self, states: Vec<KeyState>, permit: MemoryPermit, out: &Out<'_>) -> bool {
         if states.is_empty() {
             return true;
         }
@@ -204,13 +202,7 @@ impl Reader {
         CopyProgress::add(&self.shared.progress.bytes_read, bytes);
         // Where the copy is stopped, what has been read is written all the same.
         self.shared.limits.paced(self.shared.limits.rates.take_bytes(bytes)).await;
-        let batch = StateBatch { states, in_chunks: Vec::new(), origins: Vec::new(), _permit: Some(permit) };
-        self.send(batch, out).await
-    }
-
-    async fn send(&self, batch: StateBatch, out: &mpsc::Sender<StateBatch>) -> bool {
-        CopyProgress::shift(&self.shared.progress.waiting_to_write, 1);
-        out.send(batch).await.is_ok()
+        out.writers.send(&self.shared, &out.batch, states, Vec::new(), Some(permit)).await
     }
 
     fn adapt(&mut self, keys: usize, bytes: u64, largest: u64) {
@@ -297,11 +289,7 @@ impl Reader {
 
     /// Sorts keys that are no strings, or large ones: those to be dumped in groups, and those to be moved in
     /// chunks, which go to `last`.
-    async fn dump_groups(
-        &mut self,
-        keys: Vec<Bytes>,
-        last: &mut StateBatch,
-    ) -> Result<Vec<(Vec<Bytes>, u64)>> {
+    async fn dump_groups(&mut self, keys: Vec<Bytes>, last: &mut Last) -> Result<Vec<(Vec<Bytes>, u64)>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }

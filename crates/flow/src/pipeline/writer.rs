@@ -17,9 +17,8 @@ use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::remedy::Remedy;
 
-use super::reader::StateBatch;
 use super::shared::Shared;
-use super::tracker::Tracker;
+use super::writers::StateBatch;
 use crate::keys::write::push_strings;
 use crate::keys::{Body, Fit, KeyState, Write, WriteMode, Written, shown};
 use crate::large::{self, Existing};
@@ -39,7 +38,6 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     unit: Unit,
     target_db: u32,
-    tracker: Arc<Tracker>,
     links: HashMap<Address, Link>,
     /// For values that are moved in chunks.
     source: Option<Link>,
@@ -72,13 +70,12 @@ enum Fate {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>, unit: Unit, target_db: u32, tracker: Arc<Tracker>) -> Writer {
+    pub fn new(shared: Arc<Shared>, unit: Unit, target_db: u32) -> Writer {
         Writer {
             several: !shared.target.is_cluster() && shared.options.existing == Existing::Replace,
             shared,
             unit,
             target_db,
-            tracker,
             links: HashMap::new(),
             source: None,
         }
@@ -89,9 +86,7 @@ impl Writer {
         while let Some(batch) = batches.recv().await {
             CopyProgress::shift(&self.shared.progress.waiting_to_write, -1);
             self.write(batch.states, batch.in_chunks).await?;
-            if !batch.origins.is_empty() {
-                self.tracker.done(&batch.origins);
-            }
+            batch.batch.part_is_done();
         }
         Ok(())
     }

@@ -7,11 +7,10 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use whimbrel_core::units::format_bytes;
 use whimbrel_engine::error::Result;
 
-use super::{Reader, StateBatch, UNMEASURED_BYTES_MAX};
+use super::{Out, Reader, UNMEASURED_BYTES_MAX};
 use crate::keys::{Fetch, KeyState};
 
 impl Reader {
@@ -22,11 +21,7 @@ impl Reader {
     }
 
     /// Reads keys and hands over their states; false where the writer is gone.
-    pub(super) async fn dump_unmeasured(
-        &mut self,
-        keys: Vec<Bytes>,
-        out: &mpsc::Sender<StateBatch>,
-    ) -> Result<bool> {
+    pub(super) async fn dump_unmeasured(&mut self, keys: Vec<Bytes>, out: &Out<'_>) -> Result<bool> {
         let mut groups = VecDeque::from(if keys.is_empty() { Vec::new() } else { self.groups(keys) });
         while let Some((mut group, estimate)) = groups.pop_front() {
             if self.shared.stop.is_cancelled() {
@@ -58,7 +53,7 @@ impl Reader {
     }
 
     /// Reads one key whose value may take all memory; false where the writer is gone.
-    async fn dump_alone(&mut self, mut alone: Vec<Bytes>, out: &mpsc::Sender<StateBatch>) -> Result<bool> {
+    async fn dump_alone(&mut self, mut alone: Vec<Bytes>, out: &Out<'_>) -> Result<bool> {
         let bytes_max = self.shared.options.memory_bytes;
         let mut permit = self.shared.limits.budget.take(bytes_max).await;
         match self.fetch(&mut alone, Fetch::Payload, Some(bytes_max)).await {
