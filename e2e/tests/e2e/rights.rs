@@ -7,7 +7,7 @@ use redis::Value;
 use whimbrel_e2e::binary::{Invocation, Output, run};
 use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::syncing::{KEYS, PATIENCE, deployment, fill};
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Cluster, Engine, Server};
 
 const REFUSED: i32 = 4;
 const PARTIAL: i32 = 5;
@@ -100,6 +100,23 @@ fn a_killed_copy_goes_on(engine: Engine) {
     assert!(output.stdout.contains("\"resumed\":true"), "{}", output.stdout);
     assert!(output.stdout.contains("scanned from the beginning"), "{}", output.stdout);
     assert_arrived(&source, &target);
+}
+
+/// A cluster has to tell as well which node has which slots.
+#[test]
+fn a_cluster_needs_one_right_more() {
+    let user = |rights: &str| format!("user mover on >secret ~* +scan +pttl +dump {rights}");
+    let cluster =
+        |rights| Cluster::builder(Engine::Redis70).user_acl(&user(rights)).start().expect("it starts");
+    let (telling, silent, target) = (cluster("+cluster|slots"), cluster(""), server(Engine::Valkey91));
+    fill(&deployment(telling.seed()));
+    let from = |cluster: &Cluster| format!("redis://mover:secret@{}", cluster.seed());
+    let refused = run(&["copy", &from(&silent), &target.addr()]).expect_code(REFUSED);
+    assert!(refused.stderr.contains("cluster|slots"), "{refused:#?}");
+    assert_eq!(target.call(&["DBSIZE"]), Value::Int(0), "something was written");
+    assert_told(&run(&["copy", &from(&telling), &target.addr()]).expect_code(0));
+    let [source, target] = [telling.seed(), target.addr()].map(deployment);
+    Comparison::default().databases(&[(0, 0)]).tolerance_ms(LATER_MS).assert_equal(&source, &target);
 }
 
 /// What takes more rights is refused by name, before anything is written.
