@@ -6,6 +6,7 @@ use crate::before::BenchBeforeArgs;
 use crate::copy::BenchCopyArgs;
 use crate::front::BenchFrontArgs;
 use crate::partitions::BenchPartitionsArgs;
+use crate::pattern::BenchPatternArgs;
 use crate::reshard::BenchReshardArgs;
 use crate::sync::BenchSyncArgs;
 use crate::topology::BenchTopologyArgs;
@@ -37,6 +38,8 @@ pub enum Bench {
     Front(BenchFrontArgs),
     /// Moving partitions between members of a fleet, by its size, beside sending them the whole table
     Partitions(BenchPartitionsArgs),
+    /// Keys that match a pattern, beside a loop and beside stages of workers
+    Pattern(BenchPatternArgs),
     /// Moving slots beside the classic tools and the servers' own migration
     Reshard(BenchReshardArgs),
     /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them

@@ -18,6 +18,7 @@ mod exit;
 mod front;
 mod machine;
 mod partitions;
+mod pattern;
 mod report;
 mod reshard;
 mod svg;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Bench::Copy(args) => copy::run(&args),
         Bench::Front(args) => front::run(&args),
         Bench::Partitions(args) => partitions::run(&args),
+        Bench::Pattern(args) => pattern::run(&args),
         Bench::Reshard(args) => reshard::run(&args),
         Bench::Sync(args) => sync::run(&args),
         Bench::Topology(args) => topology::run(&args),

@@ -16,10 +16,12 @@ pub fn of_copy(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> 
     move || {
         let counts = progress.snapshot();
         let dealt_with = counts.written + counts.skipped + counts.gone + counts.failed;
+        // Where nobody tells how many there are, those that were seen so far.
+        let keys = if counts.keys_total > 0 { counts.keys_total } else { counts.scanned };
         let job = Status {
-            keys: counts.keys_total,
+            keys,
             // What was done before an interruption is not counted again.
-            keys_moved: (begun_with.keys_moved + dealt_with).min(counts.keys_total),
+            keys_moved: (begun_with.keys_moved + dealt_with).min(keys),
             phase: "copying".to_owned(),
             ..begun_with.clone()
         };

@@ -173,6 +173,19 @@ impl Deployment {
     /// Whatever keeps us from connecting or asking; `Unfit` where a cluster has no slots, or a database other
     /// than 0 was named for a cluster.
     pub async fn probe(endpoint: Endpoint, options: LinkOptions) -> Result<Deployment> {
+        Deployment::probe_by(endpoint, options, true).await
+    }
+
+    /// As [`Deployment::probe`], of what is only read: its user need not have the right to `INFO`. What goes
+    /// on with it has to look whether [its facts are told](ServerFacts::are_told).
+    ///
+    /// # Errors
+    /// As [`Deployment::probe`].
+    pub async fn probe_readable(endpoint: Endpoint, options: LinkOptions) -> Result<Deployment> {
+        Deployment::probe_by(endpoint, options, false).await
+    }
+
+    async fn probe_by(endpoint: Endpoint, options: LinkOptions, is_told: bool) -> Result<Deployment> {
         let endpoint = Arc::new(endpoint);
         let (primary, replicas) = match &endpoint.address {
             Address::Sentinel(watched) => {
@@ -181,7 +194,8 @@ impl Deployment {
             }
             named => (named.clone(), Vec::new()),
         };
-        let (mut link, facts, behind) = met(&endpoint, &primary, LinkOptions { db: 0, ..options }).await?;
+        let at_zero = LinkOptions { db: 0, ..options };
+        let (mut link, facts, behind) = met(&endpoint, &primary, at_zero, is_told).await?;
         if facts.replica && matches!(endpoint.address, Address::Sentinel(_)) {
             let what = "the primary that the sentinels name is a replica: a failover is under way";
             let kind = ErrorKind::Connect(std::io::Error::other(what));
@@ -296,6 +310,19 @@ impl Deployment {
         let what = format!("a proxy stands before these servers: {why}");
         Err(Error::unfit(self.side(), self.endpoint.address.to_string(), "look at the servers", what)
             .with_remedy("name a server behind it"))
+    }
+
+    /// Refuses a deployment that does not tell this user what it is.
+    ///
+    /// # Errors
+    /// `Unfit`, with `why` and what to do.
+    pub fn check_told(&self, why: &str, remedy: &'static str) -> Result<()> {
+        if self.facts.are_told {
+            return Ok(());
+        }
+        let what = format!("this user may not run INFO, and {why}");
+        Err(Error::unfit(self.side(), self.endpoint.address.to_string(), "look at the server", what)
+            .with_remedy(remedy))
     }
 
     /// Asks the nodes for the topology, one after another until one answers; or the sentinels for the
@@ -425,15 +452,20 @@ impl Deployment {
 /// How often a server is asked directly again that seems to be a proxy.
 const DIRECT_AGAIN: usize = 3;
 
-/// Connects, and asks who answers there; of a proxy, one of the servers behind it, and all of them.
+/// Connects, and asks who answers there, which `is_told` or guessed; of a proxy, one of the servers behind
+/// it, and all of them.
 async fn met(
     endpoint: &Arc<Endpoint>,
     address: &Address,
     options: LinkOptions,
+    is_told: bool,
 ) -> Result<(Link, ServerFacts, Vec<Behind>)> {
     let direct = async || {
         let mut link = Link::open(endpoint, address, options).await?;
-        let facts = ServerFacts::ask(&mut link).await?;
+        let facts = match is_told {
+            true => ServerFacts::ask(&mut link).await?,
+            false => ServerFacts::ask_or_guess(&mut link).await?,
+        };
         Ok((link, facts))
     };
     let e = match direct().await {

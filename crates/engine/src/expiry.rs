@@ -1,6 +1,8 @@
 //! When keys expire, to the millisecond, by whatever commands a server has.
 
 use std::borrow::Borrow;
+use std::sync::LazyLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
@@ -20,36 +22,83 @@ pub enum Expiry {
     Unknown,
 }
 
-/// How many commands [`ask`] queues.
-pub fn commands(absolute: bool) -> usize {
-    if absolute { 1 } else { 3 }
+/// By which clock it is known when a key expires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    /// The server tells the time itself, by `PEXPIRETIME`.
+    Told,
+    /// The server's, which is read before and after `PTTL`. That counts from the clock at that very command,
+    /// in a transaction as well: where both times are the same millisecond, the sum is the expiry to the
+    /// millisecond.
+    Servers,
+    /// [That of this process](now_ms): `PTTL` says how much is left, and counts from when its answer is read.
+    /// So an expiry is later than the server's own, by no more than has passed since it was asked.
+    Own {
+        /// When it was asked, at the earliest.
+        asked: Instant,
+    },
 }
 
-/// Queues the question when `key` expires: `PEXPIRETIME` where the server has it (`absolute`).
-///
-/// `PTTL` counts from the server's clock at that very command, in a transaction as well. So the clock is read
-/// before and after it, and where both times are the same millisecond, the sum is the expiry to the
-/// millisecond.
-pub fn ask(out: &mut Outbox, absolute: bool, key: &[u8]) {
-    question(absolute, key, &mut |command| out.push(command));
+impl Clock {
+    /// That of a server whose clock may be asked: `absolute` where it has `PEXPIRETIME`.
+    pub fn of_server(absolute: bool) -> Clock {
+        if absolute { Clock::Told } else { Clock::Servers }
+    }
+
+    /// Whether two answers, the second of a later question, may be about the same expiry. By the clock of
+    /// this process less is left the second time, and no more is missing than has passed.
+    pub fn is_same(self, before: Expiry, after: Expiry) -> bool {
+        match (self, before, after) {
+            (Clock::Own { asked }, Expiry::At(before), Expiry::At(after)) => {
+                let passed = i64::try_from(asked.elapsed().as_millis()).unwrap_or(i64::MAX);
+                // The two answers may have been read in two milliseconds.
+                (-1..=passed.saturating_add(1)).contains(&before.saturating_sub(after))
+            }
+            _ => before == after,
+        }
+    }
+}
+
+/// The clock of this process in milliseconds since the epoch. It is set once and then goes on evenly,
+/// whatever is done to the machine's.
+pub fn now_ms() -> i64 {
+    static BEGAN: LazyLock<(Instant, i64)> = LazyLock::new(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (Instant::now(), i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    });
+    let (began, at_ms) = *BEGAN;
+    at_ms.saturating_add(i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX))
+}
+
+/// How many commands [`ask`] queues.
+pub fn commands(clock: Clock) -> usize {
+    if clock == Clock::Servers { 3 } else { 1 }
+}
+
+/// Queues the question when `key` expires.
+pub fn ask(out: &mut Outbox, clock: Clock, key: &[u8]) {
+    question(clock, key, &mut |command| out.push(command));
 }
 
 /// As [`ask`], the commands one by one: for those who have something to say before each.
-pub fn question<'a>(absolute: bool, key: &'a [u8], push: &mut dyn FnMut(&[&'a [u8]])) {
-    if absolute {
-        push(&[b"PEXPIRETIME", key]);
-    } else {
-        push(&[b"TIME"]);
-        push(&[b"PTTL", key]);
-        push(&[b"TIME"]);
+pub fn question<'a>(clock: Clock, key: &'a [u8], push: &mut dyn FnMut(&[&'a [u8]])) {
+    match clock {
+        Clock::Told => push(&[b"PEXPIRETIME", key]),
+        Clock::Servers => {
+            push(&[b"TIME"]);
+            push(&[b"PTTL", key]);
+            push(&[b"TIME"]);
+        }
+        Clock::Own { .. } => push(&[b"PTTL", key]),
     }
 }
 
 /// Reads the replies to [`ask`]. `None` where one is missing.
-pub fn read<V: Borrow<Value>>(replies: &mut impl Iterator<Item = V>, absolute: bool) -> Option<Expiry> {
-    let before = if absolute { None } else { Some(replies.next()?) };
+pub fn read<V: Borrow<Value>>(replies: &mut impl Iterator<Item = V>, clock: Clock) -> Option<Expiry> {
+    let has_times = clock == Clock::Servers;
+    let before = if has_times { Some(replies.next()?) } else { None };
     let reply = replies.next()?;
-    let after = if absolute { None } else { Some(replies.next()?) };
+    let after = if has_times { Some(replies.next()?) } else { None };
     Some(match reply.borrow() {
         Value::Int(-2) => Expiry::Gone,
         Value::Int(-1) => Expiry::Never,
@@ -59,7 +108,8 @@ pub fn read<V: Borrow<Value>>(replies: &mut impl Iterator<Item = V>, absolute: b
                 (Some(_), Some(_)) => Expiry::Unclear,
                 _ => Expiry::Unknown,
             },
-            _ => Expiry::At(*ms),
+            _ if clock == Clock::Told => Expiry::At(*ms),
+            _ => Expiry::At(now_ms().saturating_add(*ms)),
         },
         _ => Expiry::Unknown,
     })
@@ -73,18 +123,37 @@ pub fn time_ms(reply: &Value) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn an_expiry_that_is_counted_from_the_clock_is_exact_or_unclear() {
         let time = |micros: i64| Value::Array(vec![Value::Int(7), Value::Int(micros)]);
-        let look =
-            |before, left, after| read(&mut [time(before), Value::Int(left), time(after)].iter(), false);
+        let look = |before, left, after| {
+            read(&mut [time(before), Value::Int(left), time(after)].iter(), Clock::Servers)
+        };
         assert_eq!(look(1_000, 5, 1_999), Some(Expiry::At(7_006)));
         assert_eq!(look(1_999, 5, 2_000), Some(Expiry::Unclear));
         assert_eq!(look(1_999, -1, 2_000), Some(Expiry::Never));
         assert_eq!(look(1_999, -2, 2_000), Some(Expiry::Gone));
-        assert_eq!(read(&mut [Value::Int(7_006)].iter(), true), Some(Expiry::At(7_006)));
-        assert_eq!(read(&mut [time(0), Value::Int(7)].iter(), false), None);
+        assert_eq!(read(&mut [Value::Int(7_006)].iter(), Clock::Told), Some(Expiry::At(7_006)));
+        assert_eq!(read(&mut [time(0), Value::Int(7)].iter(), Clock::Servers), None);
+    }
+
+    #[test]
+    fn what_is_left_counts_from_now_and_may_only_have_become_less() {
+        let own = |passed| Clock::Own { asked: Instant::now() - Duration::from_millis(passed) };
+        let look = |left| read(&mut [Value::Int(left)].iter(), own(0));
+        let before = now_ms();
+        let Some(Expiry::At(at)) = look(7_000) else { panic!("no expiry") };
+        assert!((before + 7_000..=now_ms() + 7_000).contains(&at), "{at} {before}");
+        assert_eq!((look(-1), look(-2)), (Some(Expiry::Never), Some(Expiry::Gone)));
+        let at = Expiry::At;
+        assert!(own(500).is_same(at(9_000), at(8_500)) && own(500).is_same(at(9_000), at(9_000)));
+        assert!(!own(0).is_same(at(9_000), at(8_000)), "it was shortened");
+        assert!(!own(500).is_same(at(9_000), at(9_010)), "it was prolonged");
+        assert!(!own(500).is_same(at(9_000), Expiry::Never) && own(0).is_same(Expiry::Never, Expiry::Never));
+        assert!(!Clock::Told.is_same(at(9_000), at(8_999)));
     }
 }

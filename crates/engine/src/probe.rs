@@ -1,12 +1,14 @@
 //! What a server is and what it can do, found by asking it.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde::Serialize;
 use whimbrel_wire::payload::{self, Dialect};
 use whimbrel_wire::value::Value;
 
 use crate::error::{Code, Result, ServerError, Side};
+use crate::expiry::Clock;
 use crate::link::Link;
 
 /// The reply of `INFO` as fields.
@@ -128,7 +130,14 @@ pub struct ServerFacts {
     pub dataset_bytes: u64,
     /// Keys it has evicted since it started.
     pub evicted_keys: u64,
+    /// False where this user may not ask with `INFO`: then `run_id` is empty, numbers are 0, and the rest is
+    /// what the server says in its greeting.
+    pub are_told: bool,
 }
+
+/// How many pages of keys are looked at for one whose dump tells its version, and how large they are.
+const PAGES_FOR_DUMP_MAX: usize = 16;
+const PAGE_FOR_DUMP: &[u8] = b"100";
 
 impl ServerFacts {
     /// Asks for them.
@@ -137,6 +146,38 @@ impl ServerFacts {
     /// As [`Link::call`].
     pub async fn ask(link: &mut Link) -> Result<ServerFacts> {
         Ok(ServerFacts::of(&Info::ask(link, "").await?))
+    }
+
+    /// As [`ServerFacts::ask`], of a server that may refuse `INFO` to this user. Since Redis 6.2 `HELLO` is
+    /// refused to nobody, and tells what it is; before, the dump of a key tells which versions write such.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub(crate) async fn ask_or_guess(link: &mut Link) -> Result<ServerFacts> {
+        match ServerFacts::ask(link).await {
+            Err(e) if e.server().is_some_and(|e| e.code == Code::NoPermission) => {}
+            facts => return facts,
+        }
+        let reply = link.ask(&[b"HELLO", b"2"]).await?;
+        let field = |name| reply.field(name).and_then(Value::as_str);
+        let (dialect, version) = match (field("server"), field("version")) {
+            (Some("valkey"), Some(version)) => (Dialect::Valkey, format!("Valkey {version}")),
+            (_, Some(version)) => (Dialect::Redis, format!("Redis {version}")),
+            _ => match dump_version(link).await? {
+                Some(rdb) if rdb >= FIRST_OF_VALKEY => (Dialect::Valkey, by_dump("Valkey", rdb)),
+                Some(rdb) => (Dialect::Redis, by_dump("Redis or Valkey", rdb)),
+                None => (Dialect::Redis, "a server of unknown version".to_owned()),
+            },
+        };
+        let (mode, role) = (field("mode"), field("role"));
+        Ok(ServerFacts {
+            version,
+            dialect,
+            cluster: mode == Some("cluster"),
+            replica: matches!(role, Some("slave" | "replica")),
+            are_told: false,
+            ..ServerFacts::of(&Info::default())
+        })
     }
 
     pub(crate) fn of(info: &Info) -> ServerFacts {
@@ -155,8 +196,36 @@ impl ServerFacts {
             corrects_replicas: valkey.is_none_or(|v| first_two(v) < (8, 0)),
             dataset_bytes: info.number("used_memory_dataset").unwrap_or(0),
             evicted_keys: info.number("evicted_keys").unwrap_or(0),
+            are_told: true,
         }
     }
+}
+
+/// From this version of dumps on they are Valkey's alone.
+const FIRST_OF_VALKEY: u16 = 80;
+
+fn by_dump(name: &str, rdb_version: u16) -> String {
+    format!("{name} of unknown version, which dumps in version {rdb_version}")
+}
+
+/// The version of the dumps that a server writes, by that of some key; `None` where it shows none.
+async fn dump_version(link: &mut Link) -> Result<Option<u16>> {
+    let mut cursor = b"0".to_vec();
+    for _ in 0..PAGES_FOR_DUMP_MAX {
+        let reply = link.ask(&[b"SCAN", &cursor, b"COUNT", PAGE_FOR_DUMP]).await?;
+        let Some([next, keys]) = reply.as_items() else { return Ok(None) };
+        for key in keys.as_items().unwrap_or_default().iter().filter_map(Value::as_bytes).take(1) {
+            let dump = link.ask(&[b"DUMP", key]).await?;
+            if let Some(found) = dump.as_bytes().and_then(|dump| payload::peek(dump).ok()) {
+                return Ok(Some(found.rdb_version));
+            }
+        }
+        match next.as_bytes() {
+            Some(next) if &next[..] != b"0" => cursor = next.to_vec(),
+            _ => return Ok(None),
+        }
+    }
+    Ok(None)
 }
 
 /// The first three numbers of a version; what cannot be read is the highest.
@@ -187,6 +256,12 @@ pub struct Capabilities {
     pub dump: bool,
     /// `RESTORE`.
     pub restore: bool,
+    /// `GET`. This, `TYPE` and `TIME` every server has; a user of a source may lack the right to them.
+    pub get: bool,
+    /// `TYPE`.
+    pub type_name: bool,
+    /// `TIME`.
+    pub time: bool,
     /// `SET` with `PXAT`, and `XGROUP CREATECONSUMER` (Redis 6.2 and later).
     pub set_pxat: bool,
     /// `SMISMEMBER` and `ZMSCORE`: several elements at once (Redis 6.2 and later).
@@ -223,8 +298,22 @@ const PROBED: [&str; 9] =
 pub const QUERY_LIMIT_OPTION: &str = "client-query-buffer-limit";
 
 impl Capabilities {
+    /// By which clock it is known, from now on, when keys expire.
+    pub fn clock(&self) -> Clock {
+        match (self.pexpiretime, self.time) {
+            (true, _) => Clock::Told,
+            (false, true) => Clock::Servers,
+            (false, false) => Clock::Own { asked: Instant::now() },
+        }
+    }
+
+    /// Whether values can be read in pieces: their types are told, and exactly when they expire.
+    pub fn reads_pieces(&self) -> bool {
+        self.type_name && (self.pexpiretime || self.time)
+    }
+
     /// Asks which commands the server has. Where `COMMAND` itself is forbidden, everything a server of the
-    /// oldest supported version has is assumed, and nothing more.
+    /// oldest supported version has is assumed, and what can be tried is tried.
     ///
     /// # Errors
     /// As [`Link::ask`].
@@ -238,12 +327,15 @@ impl Capabilities {
             None => assumed,
         };
         let mut capabilities = Capabilities {
-            pexpiretime: has(0, false),
+            pexpiretime: has(0, true),
             hash_field_ttl: has(1, false),
             functions: has(2, false),
             memory_usage: has(3, true),
             dump: has(4, true),
             restore: has(5, true),
+            get: true,
+            type_name: true,
+            time: true,
             set_pxat: has(6, true),
             many_elements: has(7, true),
             series: has(8, false),
@@ -256,13 +348,17 @@ impl Capabilities {
 
     /// What exists may still be forbidden to this user. Where there is another way, that one is taken.
     async fn drop_forbidden(&mut self, link: &mut Link) -> Result<()> {
-        let tried: [(&mut bool, &[&[u8]]); 3] = [
-            (&mut self.pexpiretime, &[b"PEXPIRETIME", PROBE_KEY]),
-            (&mut self.memory_usage, &[b"MEMORY", b"USAGE", PROBE_KEY]),
-            (&mut self.dump, &[b"DUMP", PROBE_KEY]),
+        let is_source = link.endpoint().side == Side::Source;
+        let tried: [(bool, &mut bool, &[&[u8]]); 6] = [
+            (true, &mut self.pexpiretime, &[b"PEXPIRETIME", PROBE_KEY]),
+            (true, &mut self.memory_usage, &[b"MEMORY", b"USAGE", PROBE_KEY]),
+            (true, &mut self.dump, &[b"DUMP", PROBE_KEY]),
+            (is_source, &mut self.get, &[b"GET", PROBE_KEY]),
+            (is_source, &mut self.type_name, &[b"TYPE", PROBE_KEY]),
+            (is_source, &mut self.time, &[b"TIME"]),
         ];
-        for (capability, command) in tried {
-            if *capability {
+        for (is_asked, capability, command) in tried {
+            if is_asked && *capability {
                 *capability = link.may_run(command).await?.is_none();
             }
         }

@@ -28,7 +28,17 @@ pub struct MemoryBudget {
 /// A part of the budget, given back when dropped.
 #[derive(Debug)]
 pub struct MemoryPermit {
-    _permit: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl MemoryPermit {
+    /// Gives back what is above `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let units = usize::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(usize::MAX).max(1);
+        if let Some(permit) = &mut self.permit {
+            drop(permit.split(permit.num_permits().saturating_sub(units)));
+        }
+    }
 }
 
 impl MemoryBudget {
@@ -45,7 +55,7 @@ impl MemoryBudget {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).clamp(1, self.units_max);
         // The semaphore is never closed; a permit is missing only if that changes, and then nothing is
         // bounded less than before.
-        MemoryPermit { _permit: self.units.clone().acquire_many_owned(units).await.ok() }
+        MemoryPermit { permit: self.units.clone().acquire_many_owned(units).await.ok() }
     }
 }
 

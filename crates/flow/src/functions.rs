@@ -1,7 +1,7 @@
 //! Function libraries: they live outside the keyspace, and a copy of keys does not bring them along.
 
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, Result, ServerError, Side};
+use whimbrel_engine::error::{Code, Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
@@ -16,6 +16,19 @@ pub async fn count(deployment: &Deployment) -> usize {
     libraries(deployment, false).await.map_or(0, |l| l.len())
 }
 
+/// Refuses a source whose libraries this user may not list.
+///
+/// # Errors
+/// The server's refusal, with what to do.
+pub async fn check_listed(source: &Deployment) -> Result<()> {
+    match libraries(source, false).await {
+        Err(e) if e.server().is_some_and(|e| e.code == Code::NoPermission) => {
+            Err(e.with_remedy(Remedy::LeaveOutFunctions("give this user +function|list")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Copies all libraries to every primary of the target; returns how many.
 ///
 /// With [`Existing::Skip`] a library that exists is left alone, with [`Existing::Fail`] it is an error.
@@ -23,10 +36,15 @@ pub async fn count(deployment: &Deployment) -> usize {
 /// # Errors
 /// `Unfit` where the target knows no functions; whatever the servers answer.
 pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) -> Result<usize> {
-    if !source.capabilities.functions {
+    let is_known = source.capabilities.functions;
+    if source.is_proxied() {
         return Ok(0);
     }
-    let libraries = libraries(source, true).await?;
+    let libraries = match libraries(source, true).await {
+        // One that does not tell its commands may have it.
+        Err(e) if !is_known && e.server().is_some_and(|e| e.code == Code::UnknownCommand) => return Ok(0),
+        libraries => libraries?,
+    };
     if libraries.is_empty() {
         return Ok(0);
     }

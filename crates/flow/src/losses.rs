@@ -24,6 +24,8 @@ pub struct Losses {
 /// Counts them by looking for each selected key on both sides; what only the target has where that is
 /// removed.
 ///
+/// `None` where the source's user has too few rights to look.
+///
 /// # Errors
 /// As [`verify::verify`].
 pub async fn count(
@@ -31,7 +33,10 @@ pub async fn count(
     target: &Arc<Deployment>,
     (options, removes): (&CopyOptions, bool),
     stop: &CancellationToken,
-) -> Result<Losses> {
+) -> Result<Option<Losses>> {
+    if !source.facts.are_told {
+        return Ok(None);
+    }
     let look = VerifyOptions {
         depth: Depth::Meta,
         selection: options.selection.clone(),
@@ -49,9 +54,9 @@ pub async fn count(
     let progress = Arc::new(VerifyProgress::default());
     let report = verify::verify(source.clone(), target.clone(), look, progress, stop.clone()).await?;
     let found = report.tally;
-    Ok(Losses {
+    Ok(Some(Losses {
         replaced: found.equal + found.differing + found.unstable,
         removed: removes.then_some(found.extra),
         is_partial: report.stopped_early,
-    })
+    }))
 }

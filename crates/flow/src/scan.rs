@@ -2,7 +2,8 @@
 //!
 //! `SCAN` gives every key that exists during the whole of an iteration, at least once. That holds for one
 //! process of the server only: the cursor means nothing to another process, since each has its own hash seed.
-//! So the cursor is tied to the `run_id` it came from, and another `run_id` starts the iteration again.
+//! So the cursor is tied to the `run_id` it came from, and another `run_id` starts the iteration again. Where
+//! the server does not tell its `run_id`, the cursor is tied to the connection.
 
 use std::sync::Arc;
 
@@ -69,7 +70,7 @@ impl Unit {
 /// Where an iteration stands: what a journal keeps in order to go on later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
-    /// The process the cursor belongs to.
+    /// The process the cursor belongs to; empty where it is not told.
     pub run_id: String,
     /// The cursor, in decimal.
     pub cursor: Bytes,
@@ -203,8 +204,10 @@ impl KeyScan {
 
     async fn attach(&mut self) -> Result<()> {
         let mut link = self.unit.open(&self.deployment).await?;
-        let info = Info::ask(&mut link, "server").await?;
-        let run_id = info.field("run_id").unwrap_or_default().to_owned();
+        let run_id = match self.deployment.facts.are_told {
+            true => Info::ask(&mut link, "server").await?.field("run_id").unwrap_or_default().to_owned(),
+            false => String::new(),
+        };
         match &self.position {
             Some(p) if p.run_id == run_id && !run_id.is_empty() => {}
             old => {

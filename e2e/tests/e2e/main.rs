@@ -38,6 +38,7 @@ mod reshard_faults;
 mod reshard_large;
 mod reshard_selfcheck;
 mod review;
+mod rights;
 mod scheduled;
 mod selfcheck;
 mod sentinel;

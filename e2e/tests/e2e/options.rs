@@ -414,6 +414,38 @@ fn rates() {
     }
 }
 
+/// As many connections read as lanes are to read, and as many write as are to write; every key arrives.
+#[test]
+fn lanes_that_read_and_lanes_that_write() {
+    const KEYS: usize = 12_000;
+    let source = server(Engine::Redis70);
+    strings(&source, KEYS, 30);
+    Dataset::generate(3, Scale::Tiny).with_databases(&[0]).write_to(&at(source.addr())).expect("filled");
+    let ours = |server: &Server| {
+        let list = server.call(&["CLIENT", "LIST"]);
+        format!("{list:?}").matches("name=whimbrel").count()
+    };
+    for (reading, writing) in [(1_usize, 6_usize), (6, 1), (4, 2), (3, 2)] {
+        let target = server(Engine::Valkey91);
+        let state = folder();
+        let (from, to) = (source.addr(), target.addr());
+        let lanes = format!("{reading}:{writing}");
+        let args = [&*from, &to, "--rate-keys", "6000", "--lanes", &lanes];
+        let mut copy = invocation(state.path(), &args).spawn();
+        let (mut readers, mut writers) = (0, 0);
+        while copy.is_running() {
+            readers = readers.max(ours(&source));
+            writers = writers.max(ours(&target));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        copy.wait(Duration::from_secs(60)).expect("it ends").expect_code(SUCCESS);
+        // One more lists the keys. On the target others come and go that look after it.
+        assert!((reading..=reading + 2).contains(&readers), "{readers} connections read, not {reading}");
+        assert!((writing..=writing + 2).contains(&writers), "{writers} connections write, not {writing}");
+        Comparison::default().databases(&[(0, 0)]).assert_equal(&at(source.addr()), &at(target.addr()));
+    }
+}
+
 #[test]
 fn functions() {
     let library = |code: &str| {

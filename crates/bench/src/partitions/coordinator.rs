@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use hdrhistogram::Histogram;
@@ -20,6 +20,7 @@ use whimbrel_fleet::clock;
 use whimbrel_loadgen::interrupt::Interrupt;
 
 use super::entries::Entries;
+use super::hdr::{LONGEST_NS, Sample};
 use super::link::{self, Frames, Kind};
 use super::size::{Mode, Size};
 use crate::binaries::this_binary;
@@ -28,9 +29,6 @@ const TICK: Duration = Duration::from_millis(10);
 
 /// Longer than any of this takes on a busy machine: then something is broken.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Times above an hour count as one, in nanoseconds.
-const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// How often the log says how many moves are left, as in the original experiment.
 const LOG_EVERY: Duration = Duration::from_secs(5);
@@ -65,6 +63,12 @@ pub struct Measured {
     pub journal_writes: u64,
     /// Lines of the log.
     pub log: Vec<String>,
+    /// When it began.
+    pub began: Instant,
+    /// The same for the wall's clock.
+    pub began_at: SystemTime,
+    /// Single times, for logs of intervals: two for each move at most.
+    pub samples: Vec<Sample>,
 }
 
 impl Measured {
@@ -79,7 +83,15 @@ impl Measured {
             bystander_messages: 0,
             journal_writes: 0,
             log: Vec::new(),
+            began: Instant::now(),
+            began_at: SystemTime::now(),
+            samples: Vec::new(),
         })
+    }
+
+    fn sample(&mut self, is_latency: bool, time: Duration) {
+        let (at, ns) = (self.began.elapsed(), nanoseconds(time));
+        self.samples.push(Sample { at, is_latency, ns });
     }
 
     fn log(&mut self, line: String) {
@@ -432,6 +444,7 @@ impl Fleet {
         let now = Instant::now();
         if let Some(last) = self.last_start.replace(now) {
             self.measured.intervals.saturating_record(nanoseconds(now - last));
+            self.measured.sample(false, now - last);
         }
         self.started.insert(moving.partition, now);
     }
@@ -440,6 +453,7 @@ impl Fleet {
         self.measured.moved += 1;
         if let Some(started) = self.started.remove(&moving.partition) {
             self.measured.latencies.saturating_record(nanoseconds(started.elapsed()));
+            self.measured.sample(true, started.elapsed());
         }
         if self.mode == Mode::WholeTable {
             self.publish_table(moving);

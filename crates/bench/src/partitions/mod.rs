@@ -4,6 +4,7 @@
 mod chart;
 mod coordinator;
 mod entries;
+mod hdr;
 mod link;
 mod member;
 mod outcome;
@@ -65,6 +66,10 @@ pub struct BenchPartitionsArgs {
     /// Print the percentiles of each run, in the format of HdrHistogram
     #[arg(long)]
     pub percentiles: bool,
+
+    /// Write a log of each run into this folder, MEMBERS-PARTITIONS-MODE.hdr, as HdrHistogram's tools read it
+    #[arg(long, value_name = "FOLDER")]
+    pub hdr: Option<PathBuf>,
 
     /// Draw the results into this file, as SVG
     #[arg(long, value_name = "FILE")]
@@ -128,6 +133,14 @@ fn measure(sizes: &[(u32, u32)], args: &BenchPartitionsArgs, interrupt: &Interru
             let size = Size { members, partitions, entries: args.entries, entry_bytes: args.entry_bytes };
             let fleet = Fleet::start(size, mode, moves_per_member)?;
             let measured = fleet.measure(Duration::from_secs(args.limit), interrupt)?;
+            if let Some(folder) = &args.hdr {
+                std::fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+                let file =
+                    folder.join(format!("{members}-{partitions}-{}.hdr", name(mode).replace(' ', "-")));
+                let title =
+                    format!("{members} members, {partitions} partitions, {}: nanoseconds", name(mode));
+                hdr::write(&file, &title, measured.began_at, &measured.samples)?;
+            }
             report.rows.push(Outcome::new(size, mode, measured));
         }
     }

@@ -87,6 +87,10 @@ fn percentiles(histogram: &Histogram<u64>) -> Vec<String> {
         us(histogram.max() as f64),
         histogram.len()
     ));
+    // As many as it takes for this many digits.
+    let sub_buckets = (2 * 10_u64.pow(histogram.sigfig().into())).next_power_of_two();
+    let buckets = histogram.buckets();
+    lines.push(format!("#[Buckets = {buckets:12}, SubBuckets     = {sub_buckets:12}]"));
     lines
 }
 
@@ -105,6 +109,7 @@ mod tests {
             lines.contains(&"       2.000 0.500000000000          2           2.00".to_owned()),
             "{lines:?}"
         );
-        assert!(lines[lines.len() - 2].starts_with("#[Mean    =        2.50"), "{lines:?}");
+        assert!(lines[lines.len() - 3].starts_with("#[Mean    =        2.50"), "{lines:?}");
+        assert!(lines[lines.len() - 1].ends_with("SubBuckets     =         2048]"), "{lines:?}");
     }
 }

@@ -16,8 +16,7 @@ use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, KeyFailure, Plan, PlannedDb};
 use whimbrel_flow::journal::{self, Journal};
-use whimbrel_flow::progress::CopyProgress;
-use whimbrel_flow::retry::RetryPolicy;
+use whimbrel_flow::{progress::CopyProgress, retry::RetryPolicy};
 
 use crate::commands::jobs::again;
 use crate::commands::losses::{self, Overwriting};
@@ -88,6 +87,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     args.which.names.named_dbs(endpoints.1.db)?;
     args.hooks.check(Kind::Copy)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
+    copy::check_rights(&source, args.verify, args.functions).await?;
     let dbs = args.which.names.dbs(&source, &target).await?;
     let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
     let existing = existing(args);
@@ -135,7 +135,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     }
     let journal = Journal::open(&folder, &name, &description, resumes)?;
     let progress = Arc::new(CopyProgress::default());
-    let total: u64 = plan.dbs.iter().map(|d| d.source_keys).sum();
+    let total: u64 = plan.dbs.iter().filter_map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
     let store = Store::new(&folder);
     let again = again::of_description(Kind::Copy, &description);

@@ -38,7 +38,7 @@ impl Overwriting<'_> {
     /// Where a side does not answer.
     pub async fn show(&self, stop: &CancellationToken) -> Result<()> {
         let count = losses::count(self.source, self.target, (self.options, self.options.mirror), stop);
-        show(count.await?, self.show);
+        count.await?.into_iter().for_each(|losses| show(losses, self.show));
         Ok(())
     }
 

@@ -43,6 +43,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
     args.hooks.check(Kind::Verify)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
+    verify::check_comparable(&source).and(verify::check_comparable(&target))?;
     let options = VerifyOptions {
         depth: match args.depth {
             Depth::Counts => verify::Depth::Counts,

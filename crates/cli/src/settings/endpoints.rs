@@ -53,15 +53,15 @@ impl Sides {
     /// Checks both sides. Where both are wrong, the source is always reported first.
     ///
     /// # Errors
-    /// As [`Deployment::probe`].
+    /// As [`Deployment::probe_readable`].
     pub async fn probe(
         &self,
         (source, target): (Endpoint, Endpoint),
         from_replicas: bool,
     ) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
         let (source, target) = tokio::join!(
-            Deployment::probe(source, self.reach.timeouts.link_options(from_replicas)),
-            Deployment::probe(target, self.reach.timeouts.link_options(false)),
+            Deployment::probe_readable(source, self.reach.timeouts.link_options(from_replicas)),
+            Deployment::probe_readable(target, self.reach.timeouts.link_options(false)),
         );
         Ok((Arc::new(source?), Arc::new(target?)))
     }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::slot_keys;
 use whimbrel_flow::keys::size::{pack_within, usage_of};
@@ -93,7 +94,8 @@ pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Resul
 /// says that somebody has. The link may be one to an importing node: then `asking`. `absolute` where the node
 /// knows `PEXPIRETIME`.
 async fn read(link: &mut Link, keys: &[Bytes], asking: bool, absolute: bool) -> Result<Vec<KeyState>> {
-    let read = Read { fetch: Fetch::Payload, way: Way::Frozen, absolute, expiries: true, asking };
+    let clock = Clock::of_server(absolute);
+    let read = Read { fetch: Fetch::Payload, way: Way::Frozen, clock, expiries: true, asking };
     let mut states = Vec::with_capacity(keys.len());
     for (key, found) in read_all(link, &read, keys).await? {
         match found {
@@ -192,7 +194,7 @@ pub async fn empty_slot(
             let before = tally.moved;
             for portion in portions(holder, &lacking, true).await? {
                 let states = read(holder, &portion, true, absolute).await?;
-                let write = Write { mode: WriteMode::IfAbsent, asking: false };
+                let write = Write { mode: WriteMode::IfAbsent, asking: false, by_own_clock: false };
                 let outcomes = write_all(owner, write, &states).await?;
                 for (state, written) in states.into_iter().zip(outcomes) {
                     match written {
@@ -294,7 +296,7 @@ async fn move_watched(source: &mut Link, target: &mut Link, keys: &[Bytes], abso
         gone_is_null(source, reply, b"WATCH")?;
     }
     let states = read(source, keys, false, absolute).await?;
-    let write = Write { mode: WriteMode::Replace, asking: true };
+    let write = Write { mode: WriteMode::Replace, asking: true, by_own_clock: false };
     let outcomes = write_all(target, write, &states).await?;
     for (state, written) in states.iter().zip(outcomes) {
         if let Written::Refused(e) | Written::NotUnderstood(e) = written {

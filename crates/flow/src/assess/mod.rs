@@ -95,7 +95,7 @@ pub async fn assess(
     facts.libraries = functions::count(source).await;
     let RatesNow { rate_keys, rate_bytes, .. } = options.copy.rates.now();
     facts.plan = Planned {
-        lanes: options.copy.lanes,
+        lanes: options.copy.lanes.read.min(options.copy.lanes.write),
         shards_at_once: options.copy.shards_at_once,
         rate_keys,
         rate_bytes,

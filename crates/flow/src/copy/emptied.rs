@@ -25,6 +25,9 @@ pub(super) type Counted = BTreeMap<(String, &'static str), u64>;
 /// # Errors
 /// Where a server cannot be asked for as long as the options try again, or the copy is stopped.
 pub(super) async fn count(shared: &Arc<Shared>) -> Result<Counted> {
+    if !shared.source.facts.are_told {
+        return Ok(Counted::new());
+    }
     let mut backoff = Backoff::new(shared.options.retry);
     loop {
         match try_count(&shared.source).await {

@@ -13,6 +13,7 @@
 mod emptied;
 mod passes;
 mod preflight;
+mod rights;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,15 +27,16 @@ use whimbrel_engine::error::Result;
 
 pub(crate) use self::preflight::check_reading;
 pub use self::preflight::{Plan, PlannedDb, databases, plan, with_empty_databases};
+pub use self::rights::check_rights;
 pub use crate::journal::KeyFailure;
 pub use crate::keys::shown;
 pub use crate::large::Existing;
-pub use crate::pipeline::{CopyOptions, DbPair};
+pub use crate::pipeline::{CopyOptions, DbPair, LaneCounts};
 
 pub(crate) use self::passes::{
     doubtful, layout, note_evicted, passes, poll_target, record, remember, run_pass, target_runs,
 };
-pub(crate) use self::preflight::check_way_back;
+pub(crate) use self::preflight::{GIVE_INFO, SYNC_ASKS_MORE, check_way_back};
 use crate::journal::{Journal, JournalState};
 use crate::pipeline::{Shared, remove_leftovers};
 use crate::progress::{CopyCounts, CopyProgress};
@@ -105,6 +107,9 @@ pub async fn copy(
     let mut leftovers = JoinSet::new();
     if resumed {
         leftovers.spawn(remove_leftovers(shared.clone()));
+    }
+    for words in rights::unpromised(&shared.source, &shared.options) {
+        shared.progress.notice(words);
     }
     let before = emptied::count(&shared).await?;
     let complete = passes(&shared, &mut state, &mut |state| match &mut journal {

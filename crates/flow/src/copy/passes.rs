@@ -350,7 +350,12 @@ async fn feed_lanes(
         let Some(page) = page else { break };
         if page.restarted {
             tracker.restarted();
-            progress.notice(format!("the source restarted: shard {} is scanned again", unit.shard_id));
+            progress.notice(match shared.source.facts.are_told {
+                true => format!("the source restarted: shard {} is scanned again", unit.shard_id),
+                false => "nothing tells whether the source is still the process it was: it is scanned from \
+                    the beginning"
+                    .to_owned(),
+            });
         }
         CopyProgress::add(&progress.scanned, page.keys.len() as u64);
         let mut keys = page.keys;

@@ -1,22 +1,25 @@
 //! What is looked at before the first key is touched.
 
+use bytes::Bytes;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
-use whimbrel_engine::expiry;
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, Side};
+use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
 
-use crate::keys::Fetch;
+use super::rights::unpromised;
+use crate::keys::{Body, Fetch, Write};
 use crate::large::Existing;
 use crate::modules::{LeftBehind, left_behind};
 use crate::pipeline::{CopyOptions, DbPair, Shared};
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
+use crate::verify::check_comparable;
 
 /// What a copy would do.
 #[derive(Debug, Clone, Serialize)]
@@ -31,6 +34,8 @@ pub struct Plan {
     pub functions_left: usize,
     /// What modules of the source leave behind.
     pub left_behind: LeftBehind,
+    /// What cannot be promised, since the source's user lacks rights.
+    pub unpromised: Vec<String>,
 }
 
 impl Plan {
@@ -38,23 +43,28 @@ impl Plan {
     pub fn lines(&self, is_shown: impl Fn(&PlannedDb) -> bool) -> Vec<String> {
         let mut lines = vec![format!("source   {}", self.source), format!("target   {}", self.target)];
         for db in self.dbs.iter().filter(|db| is_shown(db)) {
-            let selected = match db.selected_keys {
-                Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
-                None => ", a part of them selected".to_owned(),
+            let selected = match (db.source_keys, db.selected_keys) {
+                (Some(all), Some(n)) if n != all => format!(", {} of them selected", format_count(n)),
+                (None, Some(n)) => format!(", {} selected", format_count(n)),
+                (Some(_), None) => ", a part of them selected".to_owned(),
                 _ => String::new(),
             };
             lines.push(format!(
                 "db {:<5} {}{selected}; to db {}, which holds {}",
                 db.db.source,
-                format_count_of(db.source_keys, "key"),
+                db.source_keys.map_or_else(|| UNCOUNTED.to_owned(), |keys| format_count_of(keys, "key")),
                 db.db.target,
                 format_count(db.target_keys)
             ));
         }
         lines.extend(self.left_behind.lines());
+        lines.extend(self.unpromised.iter().map(|words| format!("rights   {words}")));
         lines
     }
 }
+
+/// In the place of how many keys there are.
+const UNCOUNTED: &str = "keys that are not counted";
 
 impl Plan {
     /// Whether the target has keys where the copy goes.
@@ -68,8 +78,8 @@ impl Plan {
 pub struct PlannedDb {
     /// Which.
     pub db: DbPair,
-    /// Keys on the source, all of them.
-    pub source_keys: u64,
+    /// Keys on the source, all of them; `None` where this user may not ask how many they are.
+    pub source_keys: Option<u64>,
     /// Keys on the source that are selected; the same number where everything is.
     pub selected_keys: Option<u64>,
     /// Keys on the target.
@@ -79,8 +89,10 @@ pub struct PlannedDb {
 /// The databases that hold keys, over all shards of a deployment: number, keys.
 ///
 /// # Errors
-/// As [`Deployment::open`] and `INFO`.
+/// As [`Deployment::open`] and `INFO`; `Unfit` where this user has no right to that.
 pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
+    deployment
+        .check_told("nothing else tells which databases hold keys", "name the database, or give it +info")?;
     let mut sums = std::collections::BTreeMap::new();
     for shard in &deployment.topology().shards {
         let mut link = deployment.open(&shard.primary, 0).await?;
@@ -150,28 +162,37 @@ pub async fn plan(
     stop: &CancellationToken,
 ) -> Result<Plan> {
     if options.mirror {
+        source.check_told(SYNC_ASKS_MORE, GIVE_INFO)?;
         source.check_direct("it does not say what changes")?;
         target.check_direct("a sync needs transactions there")?;
     }
-    check_reading(source, options.dbs.iter().map(|db| db.source)).await?;
+    if options.existing == Existing::Fail {
+        check_comparable(source)?;
+    }
+    match options.mirror {
+        true => check_reading(source, options.dbs.iter().map(|db| db.source)).await?,
+        false => check_copying(source, options).await?,
+    }
     check_distinct(source, target, options)?;
-    check_target(target, options).await?;
-    let on_source = databases(source).await?;
+    check_target(source, target, options).await?;
+    let on_source = if source.facts.are_told { Some(databases(source).await?) } else { None };
     let on_target = databases(target).await?;
     let keys_in =
         |list: &[(u32, u64)], db: u32| list.iter().find(|(n, _)| *n == db).map_or(0, |(_, keys)| *keys);
     let mut dbs = Vec::new();
     for db in &options.dbs {
+        let all = options.selection.is_everything() && options.types.is_empty() && options.limit.is_none();
+        let source_keys = on_source.as_ref().map(|list| keys_in(list, db.source));
         let selected_keys = if count_selected {
             Some(count(source, options, db.source, stop).await?)
         } else if options.selection.is_everything() && options.types.is_empty() {
-            Some(keys_in(&on_source, db.source))
+            source_keys
         } else {
             None
         };
         dbs.push(PlannedDb {
             db: *db,
-            source_keys: keys_in(&on_source, db.source),
+            source_keys: source_keys.or(selected_keys.filter(|_| all)),
             selected_keys,
             target_keys: keys_in(&on_target, db.target),
         });
@@ -196,6 +217,7 @@ pub async fn plan(
         dbs,
         functions_left: crate::functions::count(source).await,
         left_behind: left_behind(source, target, options, stop).await?,
+        unpromised: unpromised(source, options),
     })
 }
 
@@ -210,7 +232,9 @@ fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOption
         }
     };
     let own = ids(source);
-    let same = ids(target).iter().any(|id| !id.is_empty() && own.contains(id));
+    // Where the source does not say who it is, its address tells as much as there is to know.
+    let same_address = !source.facts.are_told && source.endpoint.address == target.endpoint.address;
+    let same = same_address || ids(target).iter().any(|id| !id.is_empty() && own.contains(id));
     match options.dbs.iter().find(|db| same && db.source == db.target) {
         None => Ok(()),
         Some(db) => {
@@ -258,49 +282,101 @@ pub(crate) async fn check_way_back(shared: &Shared) -> Result<()> {
     check_reading(&shared.target, dbs.iter().map(|db| db.target)).await?;
     for shard in &shared.source.topology().shards {
         for db in dbs {
-            check_writing(&mut shared.source.open(&shard.primary, db.source).await?).await?;
+            let mut link = shared.source.open(&shard.primary, db.source).await?;
+            check_permissions(&mut link, &[&SET]).await?;
         }
     }
     Ok(())
 }
 
-/// Tries whether the keys of these databases can be read.
+/// Tries whether the keys of these databases can be read in every way.
 pub(crate) async fn check_reading(source: &Deployment, dbs: impl Iterator<Item = u32> + Clone) -> Result<()> {
-    let topology = source.topology();
-    for shard in &topology.shards {
+    let mut commands: Vec<Vec<&[u8]>> = vec![
+        SCAN.to_vec(),
+        vec![b"TYPE", PROBE_KEY],
+        vec![Fetch::String.command(), PROBE_KEY],
+        vec![b"TIME"],
+    ];
+    let clock = Clock::of_server(source.capabilities.pexpiretime);
+    expiry::question(clock, PROBE_KEY, &mut |command| commands.push(command.to_vec()));
+    check_everywhere(source, dbs, &commands).await
+}
+
+/// Why a source has to tell what it is, and what to do.
+pub(crate) const SYNC_ASKS_MORE: &str = "a sync asks for more than keys";
+pub(crate) const GIVE_INFO: &str = "give it +info and what else a sync needs, or name another user";
+
+/// Enumerates keys, of which hardly any.
+const SCAN: [&[u8]; 4] = [b"SCAN", b"0", b"COUNT", b"1"];
+
+/// Tries whether the keys of a copy can be read in one way at least.
+async fn check_copying(source: &Deployment, options: &CopyOptions) -> Result<()> {
+    let can = &source.capabilities;
+    let mut commands: Vec<Vec<&[u8]>> = vec![SCAN.to_vec()];
+    expiry::question(can.clock(), PROBE_KEY, &mut |command| commands.push(command.to_vec()));
+    if can.get {
+        commands.push(vec![Fetch::String.command(), PROBE_KEY]);
+    }
+    if !(can.get && can.reads_pieces()) {
+        commands.push(vec![Fetch::Payload.command(), PROBE_KEY]);
+    }
+    check_everywhere(source, options.dbs.iter().map(|db| db.source), &commands).await?;
+    if can.type_name || !options.asks_types() {
+        return Ok(());
+    }
+    let what = "keys of several types are told apart by TYPE, which this user may not run";
+    Err(Error::unfit(source.side(), source.endpoint.address.to_string(), "look at the source", what)
+        .with_remedy("ask for one type, by which SCAN itself chooses, or give this user +type"))
+}
+
+/// Tries commands that change nothing on each primary and in these databases.
+async fn check_everywhere(
+    source: &Deployment,
+    dbs: impl Iterator<Item = u32> + Clone,
+    commands: &[Vec<&[u8]>],
+) -> Result<()> {
+    let commands: Vec<&[&[u8]]> = commands.iter().map(Vec::as_slice).collect();
+    for shard in &source.topology().shards {
         for db in dbs.clone() {
             let mut link = source.open(&shard.primary, db).await.map_err(|e| no_such_db(e, source))?;
-            let mut commands: Vec<Vec<&[u8]>> = vec![
-                vec![b"SCAN", b"0", b"COUNT", b"1"],
-                vec![b"TYPE", PROBE_KEY],
-                vec![Fetch::String.command(), PROBE_KEY],
-                vec![b"TIME"],
-            ];
-            let absolute = source.capabilities.pexpiretime;
-            expiry::question(absolute, PROBE_KEY, &mut |command| commands.push(command.to_vec()));
-            let commands: Vec<&[&[u8]]> = commands.iter().map(Vec::as_slice).collect();
             check_permissions(&mut link, &commands).await?;
         }
     }
     Ok(())
 }
 
-/// Tries commands that change nothing: better now than half-way.
+/// Tries commands that change nothing: better now than half-way. All that this user may not run are named.
 async fn check_permissions(link: &mut Link, commands: &[&[&[u8]]]) -> Result<()> {
+    let mut refused = Vec::new();
+    let mut rights: Vec<String> = Vec::new();
     for command in commands {
-        if let Some(refusal) = link.may_run(command).await? {
-            return Err(link.server_error(refusal, command[0]));
+        let Some(refusal) = link.may_run(command).await? else { continue };
+        let right = format!("+{}", String::from_utf8_lossy(command[0]).to_lowercase());
+        if refusal.code == Code::NoPermission && !rights.contains(&right) {
+            rights.push(right);
         }
+        refused.push((refusal, command[0]));
     }
-    Ok(())
+    let Some((refusal, command)) = refused.into_iter().next() else { return Ok(()) };
+    let e = link.server_error(refusal, command);
+    Err(match rights.is_empty() {
+        true => e,
+        false => e.with_remedy(format!("give this user {}, or name another user", rights.join(" "))),
+    })
 }
 
 /// Refused for its last word, if not for its first.
-async fn check_writing(link: &mut Link) -> Result<()> {
-    check_permissions(link, &[&[b"SET", PROBE_KEY, b"", b"WHIMBREL"]]).await
-}
+const SET: [&[u8]; 4] = [b"SET", PROBE_KEY, b"", b"WHIMBREL"];
 
-async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> {
+/// Refused for its payload.
+const NO_PAYLOAD: [&[u8]; 3] = [PROBE_KEY, b"0", b""];
+
+async fn check_target(source: &Deployment, target: &Deployment, options: &CopyOptions) -> Result<()> {
+    let restore = [&[Write::command(&Body::Payload(Bytes::new()))][..], &NO_PAYLOAD].concat();
+    let mut needed: Vec<&[&[u8]]> = vec![&[b"INFO", b"server"], &SET];
+    if !(source.capabilities.get && source.capabilities.reads_pieces()) {
+        needed.push(&restore);
+    }
     let topology = target.topology();
     if topology.unowned() > 0 {
         let what = format!("{} slots of this cluster have no owner", topology.unowned());
@@ -315,6 +391,7 @@ async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> 
     for shard in &topology.shards {
         for db in &options.dbs {
             let mut link = target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
+            check_permissions(&mut link, &needed).await?;
             let facts = ServerFacts::ask(&mut link).await?;
             if facts.replica {
                 let at = shard.primary.to_string();
@@ -322,7 +399,6 @@ async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> 
                 return Err(Error::unfit(Side::Target, at, "look at the target", what)
                     .with_remedy("name its primary"));
             }
-            check_writing(&mut link).await?;
             let info = Info::ask(&mut link, "memory").await?;
             let (used, max) = (info.number("used_memory"), info.number("maxmemory").filter(|m| *m > 0));
             let evicts = info.field("maxmemory_policy").is_some_and(|p| p != "noeviction");

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
-use whimbrel_engine::expiry::{self, Expiry};
+use whimbrel_engine::expiry::{self, Clock, Expiry};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 use whimbrel_wire::encode::Outbox;
@@ -65,8 +65,8 @@ pub struct Read {
     pub fetch: Fetch,
     /// What keeps a value and its expiry together.
     pub way: Way,
-    /// The server tells expiries as absolute times (`PEXPIRETIME`).
-    pub absolute: bool,
+    /// By which clock it is known when they expire.
+    pub clock: Clock,
     /// Each key is asked when it expires. Where not, none of the database has an expiry: with
     /// [`Way::Transaction`] and [`Way::Bracketed`] that is asked along with the values; with the others the
     /// caller knows.
@@ -114,9 +114,9 @@ impl Read {
             (Way::Transaction, _) => return self.push_transaction(out, keys),
             (Way::Bracketed, true) => {
                 for key in keys {
-                    expiry::ask(out, self.absolute, key);
+                    expiry::ask(out, self.clock, key);
                     out.push(&[self.fetch.command(), key]);
-                    expiry::ask(out, self.absolute, key);
+                    expiry::ask(out, self.clock, key);
                 }
             }
             (Way::Bracketed, false) => {
@@ -139,7 +139,7 @@ impl Read {
                     };
                     push(&[self.fetch.command(), key]);
                     if expiries {
-                        expiry::question(self.absolute, key, &mut push);
+                        expiry::question(self.clock, key, &mut push);
                     }
                 }
             }
@@ -159,9 +159,9 @@ impl Read {
             out.push(&[b"INFO", b"keyspace"]);
         } else {
             for key in keys {
-                expiry::ask(out, self.absolute, key);
+                expiry::ask(out, self.clock, key);
             }
-            queued = 1 + keys.len() * expiry::commands(self.absolute);
+            queued = 1 + keys.len() * expiry::commands(self.clock);
         }
         out.push(&[b"EXEC"]);
         queued + 2
@@ -175,7 +175,7 @@ impl Read {
             (Way::Bracketed, true) => 2,
             (_, true) => 1,
         };
-        let commands = 1 + looks * expiry::commands(self.absolute);
+        let commands = 1 + looks * expiry::commands(self.clock);
         if self.asking { 2 * commands } else { commands }
     }
 
@@ -225,16 +225,18 @@ impl Read {
                 expiry => self.found_with(value, expiry, told),
             };
         }
-        let looks = expiry::commands(self.absolute);
+        let looks = expiry::commands(self.clock);
         let Some((before, [value, after @ ..])) = replies.split_at_mut_checked(looks) else {
             return Found::Unstable;
         };
         let expiry = self.expiry(before);
         match ServerError::of(value) {
-            None if expiry != self.expiry(after) => Found::Unstable,
+            None if !self.clock.is_same(expiry, self.expiry(after)) => Found::Unstable,
             // Created and deleted again around the read.
             None if expiry == Expiry::Gone && *value != Value::Null => Found::Unstable,
-            _ => self.found_with(value, expiry, before),
+            // The later look, since that is nearer to the truth where what is left counts from now.
+            None => self.found_with(value, self.expiry(after), after),
+            Some(_) => self.found_with(value, expiry, before),
         }
     }
 
@@ -262,7 +264,7 @@ impl Read {
     }
 
     fn expiry(&self, replies: &[Value]) -> Expiry {
-        expiry::read(&mut replies.iter(), self.absolute).unwrap_or(Expiry::Unknown)
+        expiry::read(&mut replies.iter(), self.clock).unwrap_or(Expiry::Unknown)
     }
 
     fn refused(&self, e: ServerError) -> Found {
@@ -292,7 +294,7 @@ impl Read {
         if !self.expiries && expiries.first().and_then(|info| has_expiries(info, db)) != Some(false) {
             return Answer::ExpiriesSeen;
         }
-        let looks = expiry::commands(self.absolute);
+        let looks = expiry::commands(self.clock);
         let mut found = Vec::with_capacity(keys);
         for (at, value) in values.into_items().into_iter().flatten().enumerate() {
             let expiry = match self.expiries {
@@ -463,7 +465,7 @@ mod tests {
     const KEY: Bytes = Bytes::from_static(b"k");
 
     fn read(fetch: Fetch, way: Way, absolute: bool) -> Read {
-        Read { fetch, way, absolute, expiries: true, asking: false }
+        Read { fetch, way, clock: Clock::of_server(absolute), expiries: true, asking: false }
     }
 
     fn bulk(text: &'static str) -> Value {
@@ -480,7 +482,7 @@ mod tests {
         for way in [Way::Transaction, Way::Bracketed, Way::FeedProtected, Way::Frozen] {
             for (absolute, expiries) in [(true, true), (true, false), (false, true), (false, false)] {
                 let mut out = Outbox::new();
-                let read = Read { absolute, expiries, ..read(Fetch::String, way, absolute) };
+                let read = Read { expiries, ..read(Fetch::String, way, absolute) };
                 let expected = read.push(&mut out, &keys);
                 assert_eq!(expected as u64, out.commands(), "{way:?} {absolute} {expiries}");
             }

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Code, Result, ServerError};
+use whimbrel_engine::expiry;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
@@ -24,6 +25,9 @@ pub struct Write {
     pub mode: WriteMode,
     /// The server is importing the slots of the keys: each command follows an `ASKING`.
     pub asking: bool,
+    /// Expiries are by [the clock of this process](expiry::now_ms), which the server's need not agree with:
+    /// it gets the time that is left when the command is queued.
+    pub by_own_clock: bool,
 }
 
 /// What became of one state.
@@ -48,27 +52,29 @@ impl Write {
             out.push(&[b"ASKING"]);
         }
         let (has_expiry, replaces) = (state.expires_at_ms.is_some(), self.mode == WriteMode::Replace);
+        let is_absolute = has_expiry && !self.by_own_clock;
+        let expiry = state.expires_at_ms.map(|at| if is_absolute { at } else { at - expiry::now_ms() });
         match &state.body {
             Body::String(value) => {
                 out.command(3 + if has_expiry { 2 } else { 0 } + usize::from(!replaces));
                 out.arg(Write::command(&state.body));
                 out.arg_bytes(&state.key);
                 out.arg_bytes(value);
-                if let Some(at) = state.expires_at_ms {
-                    out.arg(b"PXAT");
-                    out.arg_int(at.max(AT_MIN_MS));
+                if let Some(ms) = expiry {
+                    out.arg(if is_absolute { b"PXAT" } else { b"PX" });
+                    out.arg_int(ms.max(AT_MIN_MS));
                 }
                 if !replaces {
                     out.arg(b"NX");
                 }
             }
             Body::Payload(payload) => {
-                out.command(4 + usize::from(has_expiry) + usize::from(replaces));
+                out.command(4 + usize::from(is_absolute) + usize::from(replaces));
                 out.arg(Write::command(&state.body));
                 out.arg_bytes(&state.key);
-                out.arg_int(restore_time(state.expires_at_ms));
+                out.arg_int(restore_time(expiry));
                 out.arg_bytes(payload);
-                if has_expiry {
+                if is_absolute {
                     out.arg(b"ABSTTL");
                 }
                 if replaces {
@@ -112,13 +118,13 @@ impl Write {
     }
 }
 
-/// The first time that servers take for one. 0 would mean that a key does not expire, or is refused; what
-/// expires at the epoch itself is long past at 1 as well.
+/// The first time that servers take for one, and the shortest. 0 would mean that a key does not expire, or is
+/// refused; what expires at the epoch itself is long past at 1 as well.
 const AT_MIN_MS: i64 = 1;
 
-/// What `RESTORE` gets as its absolute time: 0 for none.
-pub(super) fn restore_time(expires_at_ms: Option<i64>) -> i64 {
-    expires_at_ms.map_or(0, |at| at.max(AT_MIN_MS))
+/// What `RESTORE` gets as its time, absolute or not: 0 for none.
+pub(super) fn restore_time(ms: Option<i64>) -> i64 {
+    ms.map_or(0, |ms| ms.max(AT_MIN_MS))
 }
 
 /// Queues one command that sets strings without expiries: all of them, or none where one is there and `mode`
@@ -207,7 +213,7 @@ pub async fn remove_together(link: &mut Link, states: &[KeyState]) -> Result<boo
 /// Whatever the link or the server reports.
 pub async fn unlink_all(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Vec<bool>> {
     let states: Vec<KeyState> = keys.iter().cloned().map(KeyState::gone).collect();
-    let write = Write { mode: WriteMode::Replace, asking };
+    let write = Write { mode: WriteMode::Replace, asking, by_own_clock: false };
     let mut removed = Vec::with_capacity(keys.len());
     for written in write_all(link, write, &states).await? {
         match written {
@@ -235,7 +241,7 @@ mod tests {
 
     #[test]
     fn states_are_written_with_their_expiries_whatever_they_are() {
-        let replace = Write { mode: WriteMode::Replace, asking: false };
+        let replace = Write { mode: WriteMode::Replace, asking: false, by_own_clock: false };
         let if_absent = Write { mode: WriteMode::IfAbsent, ..replace };
         let string = || Body::String(Bytes::from_static(b"v"));
         let payload = || Body::Payload(Bytes::from_static(b"p"));
@@ -246,11 +252,18 @@ mod tests {
         assert_eq!(words(replace, payload(), Some(-5)), "RESTORE k 1 p ABSTTL REPLACE");
         assert_eq!(words(if_absent, payload(), Some(70)), "RESTORE k 70 p ABSTTL");
         assert_eq!(words(if_absent, Body::Gone, None), "UNLINK k");
+        let own = Write { by_own_clock: true, ..replace };
+        assert_eq!(words(own, payload(), None), "RESTORE k 0 p REPLACE");
+        assert_eq!(words(own, payload(), Some(expiry::now_ms() - 5)), "RESTORE k 1 p REPLACE");
+        assert_eq!(words(own, string(), Some(expiry::now_ms() - 5)), "SET k v PX 1");
+        let written = words(own, payload(), Some(expiry::now_ms() + 3_600_000));
+        let left: i64 = written.split(' ').nth(2).and_then(|ms| ms.parse().ok()).expect("a time");
+        assert!((1_800_000..=3_600_000).contains(&left), "{written}");
     }
 
     #[test]
     fn a_reply_says_what_became_of_a_state() {
-        let replace = Write { mode: WriteMode::Replace, asking: false };
+        let replace = Write { mode: WriteMode::Replace, asking: false, by_own_clock: false };
         let if_absent = Write { mode: WriteMode::IfAbsent, ..replace };
         let (string, payload) = (Body::String(Bytes::new()), Body::Payload(Bytes::new()));
         let reply = |text: &'static str| Value::parse(&Bytes::from_static(text.as_bytes())).expect("a reply");

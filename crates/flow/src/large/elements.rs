@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Code, Result, ServerError};
-use whimbrel_engine::expiry::{self, Expiry};
+use whimbrel_engine::expiry::{self, Clock, Expiry};
 use whimbrel_engine::feed::Collection;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
@@ -217,7 +217,7 @@ async fn transfer_expiries(
         return Ok(());
     }
     let keys: Vec<&Bytes> = changed.iter().map(|one| one.change.key).collect();
-    let expiries = clear_expiries(source, &keys, ttls.pexpiretime).await?;
+    let expiries = clear_expiries(source, &keys, Clock::of_server(ttls.pexpiretime)).await?;
     let mut writes = Vec::with_capacity(changed.len());
     for (one, expiry) in changed.into_iter().zip(expiries) {
         let mut commands = Commands::default();
@@ -243,7 +243,7 @@ async fn transfer_expiries(
 }
 
 /// When keys expire, asked until it is clear, within bounds.
-async fn clear_expiries(source: &mut Link, keys: &[&Bytes], absolute: bool) -> Result<Vec<Expiry>> {
+async fn clear_expiries(source: &mut Link, keys: &[&Bytes], clock: Clock) -> Result<Vec<Expiry>> {
     let mut found = vec![Expiry::Unclear; keys.len()];
     for _ in 0..UNSTABLE_ROUNDS_MAX {
         let open: Vec<usize> = (0..keys.len()).filter(|&at| found[at] == Expiry::Unclear).collect();
@@ -251,13 +251,13 @@ async fn clear_expiries(source: &mut Link, keys: &[&Bytes], absolute: bool) -> R
             break;
         }
         for &at in &open {
-            expiry::ask(source.outbox(), absolute, keys[at]);
+            expiry::ask(source.outbox(), clock, keys[at]);
         }
         source.flush().await?;
-        let mut replies = source.replies(open.len() * expiry::commands(absolute)).await?.into_iter();
+        let mut replies = source.replies(open.len() * expiry::commands(clock)).await?.into_iter();
         for at in open {
-            let mut own = replies.by_ref().take(expiry::commands(absolute));
-            found[at] = expiry::read(&mut own, absolute).unwrap_or(Expiry::Unknown);
+            let mut own = replies.by_ref().take(expiry::commands(clock));
+            found[at] = expiry::read(&mut own, clock).unwrap_or(Expiry::Unknown);
             // Whatever was not looked at.
             own.for_each(drop);
         }

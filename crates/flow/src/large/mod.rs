@@ -42,7 +42,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
-use whimbrel_engine::expiry::{self, Expiry};
+use whimbrel_engine::expiry::{self, Clock, Expiry};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::QUERY_LIMIT_OPTION;
 use whimbrel_wire::payload::Footer;
@@ -381,12 +381,12 @@ impl Mover<'_> {
         watched: bool,
     ) -> Result<Closing, Halt> {
         let key = self.t.key;
-        let absolute = self.t.source.pexpiretime;
+        let clock = Clock::of_server(self.t.source.pexpiretime);
         // Whether one is clear is a matter of chance, and the whole key would have to be read again.
-        let looks = if absolute { 1 } else { EXPIRY_LOOKS };
+        let looks = if clock == Clock::Told { 1 } else { EXPIRY_LOOKS };
         let mut commands: Vec<Vec<&[u8]>> = Vec::new();
         for _ in 0..looks {
-            expiry::question(absolute, key, &mut |command| commands.push(command.to_vec()));
+            expiry::question(clock, key, &mut |command| commands.push(command.to_vec()));
         }
         commands.push(vec![cardinality_command, key]);
         commands.extend(rest.iter().map(|args| args.iter().map(|arg| &arg[..]).collect()));
@@ -410,12 +410,12 @@ impl Mover<'_> {
             let reply = replies.next().unwrap_or(Value::Null);
             checked(source, reply, name)
         };
-        let mut told = Vec::with_capacity(looks * expiry::commands(absolute));
-        for _ in 0..looks * expiry::commands(absolute) {
+        let mut told = Vec::with_capacity(looks * expiry::commands(clock));
+        for _ in 0..looks * expiry::commands(clock) {
             told.push(following(source)?);
         }
         let mut told = told.iter();
-        let looks: Vec<Expiry> = (0..looks).map_while(|_| expiry::read(&mut told, absolute)).collect();
+        let looks: Vec<Expiry> = (0..looks).map_while(|_| expiry::read(&mut told, clock)).collect();
         let clear = looks.iter().rfind(|look| **look != Expiry::Unclear);
         let expires_at_ms = match clear.copied().unwrap_or(Expiry::Unclear) {
             Expiry::At(ms) => Some(ms),

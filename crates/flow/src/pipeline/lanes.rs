@@ -1,21 +1,22 @@
 //! The lanes of one shard and database.
 //!
-//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order.
+//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order. A lane
+//! has a reader and a writer. Where there are more of one than of the other, the hash of a key says which
+//! reader and which writer are its own, and the queue between the two keeps the order.
 
 use std::sync::Arc;
-
-use bytes::Bytes;
-use tokio::sync::mpsc;
-use tokio::task::JoinSet;
-use whimbrel_engine::error::{Error, Result};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::reader::{KeyBatch, Reader};
 use super::shared::Shared;
 use super::tracker::{Origins, Tracker};
 use super::writer::Writer;
+use super::writers::{Writers, place_of};
 use crate::progress::CopyProgress;
 use crate::scan::Unit;
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use whimbrel_engine::error::{Error, Result};
 
 /// Keys collected for a lane before they are handed over.
 const BATCH_KEYS: usize = 512;
@@ -59,16 +60,19 @@ impl Lanes {
         tracker: Arc<Tracker>,
     ) -> Lanes {
         let mut tasks = JoinSet::new();
+        let writer = |_| {
+            let (state_tx, state_rx) = mpsc::channel(QUEUE_BATCHES);
+            tasks.spawn(Writer::new(shared.clone(), unit.clone(), target_db).run(state_rx));
+            state_tx
+        };
+        let writers: Vec<_> = (0..shared.options.lanes.write.max(1)).map(writer).collect();
         let lane = |_| {
             let (key_tx, key_rx) = mpsc::channel(QUEUE_BATCHES);
-            let (state_tx, state_rx) = mpsc::channel(QUEUE_BATCHES);
             let reader = Reader::new(shared.clone(), unit.clone(), average_bytes);
-            let writer = Writer::new(shared.clone(), unit.clone(), target_db, tracker.clone());
-            tasks.spawn(reader.run(key_rx, state_tx));
-            tasks.spawn(writer.run(state_rx));
+            tasks.spawn(reader.run(key_rx, Writers::new(writers.clone(), tracker.clone())));
             Lane { to_reader: key_tx, keys: Vec::new(), origins: Vec::new() }
         };
-        let lanes = (0..shared.options.lanes.max(1)).map(lane).collect();
+        let lanes = (0..shared.options.lanes.read.max(1)).map(lane).collect();
         Lanes { shared: shared.clone(), tracker, lanes, tasks }
     }
 
@@ -77,7 +81,7 @@ impl Lanes {
     /// # Errors
     /// `Own` where the lane has ended; [`Lanes::close`] has the reason.
     pub(crate) async fn push(&mut self, key: Bytes, page: u64) -> Result<()> {
-        let index = usize::try_from(xxh3_64(&key) % self.lanes.len() as u64).unwrap_or(0);
+        let index = place_of(&key, self.lanes.len());
         let lane = &mut self.lanes[index];
         lane.keys.push(key);
         match lane.origins.last_mut() {

@@ -12,7 +12,7 @@
 //! [`sync`](crate::sync) to say.
 //!
 //! - `options`: what moves, and how;
-//! - `lanes`, `reader`, `writer`: the work; `tracker`: how far it is;
+//! - `lanes`, `reader`, `writer`: the work; `writers`: from one to the other; `tracker`: how far it is;
 //! - `leftovers`: what a killed run has left at the target;
 //! - `shared`: what the lanes of one job share, and the connections that they open; its parts:
 //! - `limits`: how many keys, how much memory, how fast;
@@ -33,9 +33,10 @@ mod suspects;
 mod tracker;
 mod unstable;
 mod writer;
+mod writers;
 
 pub(crate) use self::lanes::Lanes;
 pub(crate) use self::leftovers::remove_leftovers;
-pub use self::options::{CopyOptions, DbPair};
+pub use self::options::{CopyOptions, DbPair, LaneCounts};
 pub(crate) use self::shared::{Shared, average_bytes};
 pub(crate) use self::tracker::Tracker;

@@ -2,8 +2,11 @@
 //!
 //! Strings are fetched in groups, since most keys of most deployments are short strings, and without asking
 //! first what they are. What is left is measured, then dumped or, above the big-key size, left to the writing
-//! half to be moved in chunks. On a standalone server a group of strings is read in one
+//! half to be moved in chunks. What a user may neither fetch as a string nor ask the size of is [dumped
+//! without](payloads). On a standalone server a group of strings is read in one
 //! [transaction](Way::Transaction), everything else [between two questions](Way::Bracketed) for its expiry.
+
+mod payloads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,13 +16,14 @@ use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
-use whimbrel_engine::expiry;
+use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
 use super::shared::Shared;
 use super::tracker::Origins;
+use super::writers::{Batch, Writers};
 use crate::budget::MemoryPermit;
 use crate::keys::read::{Answer, UNSTABLE_ROUNDS_MAX};
 use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Samples, pack, usage, was_sampled};
@@ -34,18 +38,6 @@ use crate::scan::Unit;
 pub(super) struct KeyBatch {
     pub keys: Vec<Bytes>,
     pub origins: Origins,
-}
-
-/// States on their way to a writer.
-#[derive(Debug)]
-pub(super) struct StateBatch {
-    pub states: Vec<KeyState>,
-    /// Keys that do not travel as one state: the writing half moves them with commands of their types.
-    pub in_chunks: Vec<Bytes>,
-    /// Pages whose keys are dealt with once this batch is written. Empty on all but the last batch that a
-    /// batch of keys gave rise to.
-    pub origins: Origins,
-    pub _permit: Option<MemoryPermit>,
 }
 
 /// Most bytes taken in for a group whose sizes were not asked. A reply that announces more is not taken in:
@@ -69,6 +61,19 @@ enum Fetched {
     Later,
 }
 
+/// Where states of a batch go.
+struct Out<'a> {
+    writers: &'a Writers,
+    batch: Arc<Batch>,
+}
+
+/// What is sent last of a batch: keys that are gone, and those that do not travel as one state.
+#[derive(Default)]
+struct Last {
+    states: Vec<KeyState>,
+    in_chunks: Vec<Bytes>,
+}
+
 /// The reading half of one lane.
 pub(super) struct Reader {
     shared: Arc<Shared>,
@@ -85,7 +90,8 @@ pub(super) struct Reader {
 
 impl Reader {
     pub fn new(shared: Arc<Shared>, unit: Unit, average_bytes: u64) -> Reader {
-        let expires_seen = shared.source.is_proxied();
+        // A key need not lie at the server of a proxy that was asked for its counters.
+        let expires_seen = shared.source.is_proxied() || !shared.source.facts.are_told;
         Reader {
             transactions: !shared.source.is_cluster() && !shared.source.is_proxied(),
             careful: average_bytes >= CAREFUL_AVERAGE_BYTES,
@@ -93,35 +99,32 @@ impl Reader {
             unit,
             link: None,
             redirects: HashMap::new(),
-            // A key need not lie at the server of a proxy that was asked for its counters.
             expires_seen,
             average_bytes: average_bytes.max(16) as f64,
         }
     }
 
     /// Reads batches until there are no more, or the writer is gone.
-    pub async fn run(
-        mut self,
-        mut keys: mpsc::Receiver<KeyBatch>,
-        states: mpsc::Sender<StateBatch>,
-    ) -> Result<()> {
+    pub async fn run(mut self, mut keys: mpsc::Receiver<KeyBatch>, writers: Writers) -> Result<()> {
         while let Some(batch) = keys.recv().await {
             CopyProgress::shift(&self.shared.progress.waiting_to_read, -1);
             if self.shared.stop.is_cancelled() {
                 // What has not been read is left to a later run.
                 continue;
             }
-            if !self.read(batch, &states).await? {
+            if !self.read(batch, &writers).await? {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Reads one batch; false where the writer is gone.
-    async fn read(&mut self, batch: KeyBatch, out: &mpsc::Sender<StateBatch>) -> Result<bool> {
+    /// Reads one batch; false where a writer is gone.
+    async fn read(&mut self, batch: KeyBatch, writers: &Writers) -> Result<bool> {
         let KeyBatch { mut keys, origins } = batch;
-        if origins.len() > 1 || self.shared.source.is_cluster() {
+        let several_pages = origins.len() > 1;
+        let out = &Out { writers, batch: writers.begin(origins) };
+        if several_pages || self.shared.source.is_cluster() {
             keys = last_of_each(keys);
         }
         if !self.shared.limits.paced(self.shared.limits.rates.take_keys(keys.len() as u64)).await {
@@ -133,6 +136,9 @@ impl Reader {
         }
         let all = keys.len() as u64;
         let mut others = Vec::new();
+        if !self.shared.source.capabilities.get {
+            others = std::mem::take(&mut keys);
+        }
         let mut measured = self.careful;
         let mut groups = VecDeque::from(match measured {
             true => self.measured_groups(keys, &mut others).await?,
@@ -159,7 +165,13 @@ impl Reader {
                 return Ok(false);
             }
         }
-        let mut last = StateBatch { states: Vec::new(), in_chunks: Vec::new(), origins, _permit: None };
+        let mut last = Last::default();
+        if self.dumps_unmeasured() {
+            if !self.dump_unmeasured(others, out).await? {
+                return Ok(false);
+            }
+            others = Vec::new();
+        }
         for (mut group, estimate) in self.dump_groups(others, &mut last).await? {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
@@ -171,16 +183,17 @@ impl Reader {
                 return Ok(false);
             }
         }
+        if self.shared.stop.is_cancelled() {
+            return Ok(true);
+        }
         CopyProgress::add(&self.shared.progress.read, all);
-        Ok(self.send(last, out).await)
+        let Last { states, in_chunks } = last;
+        let is_sent = writers.send(&self.shared, &out.batch, states, in_chunks, None).await;
+        out.batch.part_is_done();
+        Ok(is_sent)
     }
 
-    async fn hand_over(
-        &mut self,
-        states: Vec<KeyState>,
-        permit: MemoryPermit,
-        out: &mpsc::Sender<StateBatch>,
-    ) -> bool {
+    async fn hand_over(&mut self, states: Vec<KeyState>, permit: MemoryPermit, out: &Out<'_>) -> bool {
         if states.is_empty() {
             return true;
         }
@@ -189,13 +202,7 @@ impl Reader {
         CopyProgress::add(&self.shared.progress.bytes_read, bytes);
         // Where the copy is stopped, what has been read is written all the same.
         self.shared.limits.paced(self.shared.limits.rates.take_bytes(bytes)).await;
-        let batch = StateBatch { states, in_chunks: Vec::new(), origins: Vec::new(), _permit: Some(permit) };
-        self.send(batch, out).await
-    }
-
-    async fn send(&self, batch: StateBatch, out: &mpsc::Sender<StateBatch>) -> bool {
-        CopyProgress::shift(&self.shared.progress.waiting_to_write, 1);
-        out.send(batch).await.is_ok()
+        out.writers.send(&self.shared, &out.batch, states, Vec::new(), Some(permit)).await
     }
 
     fn adapt(&mut self, keys: usize, bytes: u64, largest: u64) {
@@ -282,11 +289,7 @@ impl Reader {
 
     /// Sorts keys that are no strings, or large ones: those to be dumped in groups, and those to be moved in
     /// chunks, which go to `last`.
-    async fn dump_groups(
-        &mut self,
-        keys: Vec<Bytes>,
-        last: &mut StateBatch,
-    ) -> Result<Vec<(Vec<Bytes>, u64)>> {
+    async fn dump_groups(&mut self, keys: Vec<Bytes>, last: &mut Last) -> Result<Vec<(Vec<Bytes>, u64)>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
@@ -429,7 +432,7 @@ impl Reader {
                     Fetch::String if self.transactions => Way::Transaction,
                     _ => Way::Bracketed,
                 },
-                absolute: self.shared.source.capabilities.pexpiretime,
+                clock: self.shared.source.capabilities.clock(),
                 expiries: self.expires_seen || fetch == Fetch::Payload,
                 asking: false,
             };
@@ -449,10 +452,11 @@ impl Reader {
 
     /// Reads one key whose slot is on the move, wherever it is.
     async fn follow(&mut self, key: &Bytes) -> Result<Fetched> {
-        let absolute = self.shared.source.capabilities.pexpiretime;
+        let first = if self.shared.source.capabilities.get { Fetch::String } else { Fetch::Payload };
         for _ in 0..UNSTABLE_ROUNDS_MAX {
-            let before = self.follow_expiry(key, absolute).await?;
-            let mut fetch = Fetch::String;
+            let clock = self.shared.source.capabilities.clock();
+            let before = self.follow_expiry(key, clock).await?;
+            let mut fetch = first;
             let mut value = self.follow_call(key, &[fetch.command(), key]).await?;
             if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
                 let big = self.shared.options.big_key_bytes;
@@ -469,8 +473,8 @@ impl Reader {
                 fetch = Fetch::Payload;
                 value = self.follow_call(key, &[fetch.command(), key]).await?;
             }
-            let after = self.follow_expiry(key, absolute).await?;
-            let read = Read { fetch, way: Way::Bracketed, absolute, expiries: true, asking: false };
+            let after = self.follow_expiry(key, clock).await?;
+            let read = Read { fetch, way: Way::Bracketed, clock, expiries: true, asking: false };
             let mut replies: Vec<Value> = before.into_iter().chain([value]).chain(after).collect();
             match read.found(&mut replies) {
                 Found::Unstable => {}
@@ -484,9 +488,9 @@ impl Reader {
         self.follow_call(key, &usage(key, look)).await
     }
 
-    async fn follow_expiry(&mut self, key: &Bytes, absolute: bool) -> Result<Vec<Value>> {
+    async fn follow_expiry(&mut self, key: &Bytes, clock: Clock) -> Result<Vec<Value>> {
         let mut commands: Vec<Vec<&[u8]>> = Vec::new();
-        expiry::question(absolute, key, &mut |command| commands.push(command.to_vec()));
+        expiry::question(clock, key, &mut |command| commands.push(command.to_vec()));
         self.follow_calls(key, &commands).await
     }
 

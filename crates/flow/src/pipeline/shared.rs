@@ -29,8 +29,9 @@ pub(crate) struct Shared {
     pub(crate) target: Arc<Deployment>,
     pub(crate) options: CopyOptions,
     pub(crate) progress: Arc<CopyProgress>,
-    /// A proxy stands before one side: values travel whole or not at all.
-    pub(crate) is_proxied: bool,
+    /// Values travel whole or not at all, and why: a proxy stands before one side, or the source does not
+    /// allow pieces.
+    pub(super) only_whole: Option<&'static str>,
     /// Cancelled when the user wants to stop: scanning ends, what is in the lanes is finished.
     pub(crate) stop: CancellationToken,
     pub(crate) limits: Limits,
@@ -51,12 +52,18 @@ impl Shared {
         stop: CancellationToken,
     ) -> Shared {
         let _watching = latency::watch(&options.rates, vec![source.clone(), target.clone()]);
-        let is_proxied = source.is_proxied() || target.is_proxied();
-        // Pieces are put together by transactions, and by names that a proxy would send elsewhere.
-        let big_key_bytes = if is_proxied { u64::MAX } else { options.big_key_bytes };
+        let only_whole = if source.is_proxied() || target.is_proxied() {
+            // Pieces are put together by transactions, and by names that a proxy would send elsewhere.
+            Some("through a proxy it goes in no other way")
+        } else if !source.capabilities.reads_pieces() {
+            Some("this user may not read it in pieces from the source: that needs TYPE and TIME at least")
+        } else {
+            None
+        };
+        let big_key_bytes = if only_whole.is_some() { u64::MAX } else { options.big_key_bytes };
         let options = CopyOptions { big_key_bytes, ..options };
         Shared {
-            is_proxied,
+            only_whole,
             limits: Limits::new(&options, progress.clone(), stop.clone()),
             failures: Failures::new(progress.clone(), options.mirror),
             suspects: Suspects::default(),

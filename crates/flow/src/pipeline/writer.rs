@@ -13,12 +13,12 @@ use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::remedy::Remedy;
 
-use super::reader::StateBatch;
 use super::shared::Shared;
-use super::tracker::Tracker;
+use super::writers::StateBatch;
 use crate::keys::write::push_strings;
 use crate::keys::{Body, Fit, KeyState, Write, WriteMode, Written, shown};
 use crate::large::{self, Existing};
@@ -38,7 +38,6 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     unit: Unit,
     target_db: u32,
-    tracker: Arc<Tracker>,
     links: HashMap<Address, Link>,
     /// For values that are moved in chunks.
     source: Option<Link>,
@@ -71,13 +70,12 @@ enum Fate {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>, unit: Unit, target_db: u32, tracker: Arc<Tracker>) -> Writer {
+    pub fn new(shared: Arc<Shared>, unit: Unit, target_db: u32) -> Writer {
         Writer {
             several: !shared.target.is_cluster() && shared.options.existing == Existing::Replace,
             shared,
             unit,
             target_db,
-            tracker,
             links: HashMap::new(),
             source: None,
         }
@@ -88,9 +86,7 @@ impl Writer {
         while let Some(batch) = batches.recv().await {
             CopyProgress::shift(&self.shared.progress.waiting_to_write, -1);
             self.write(batch.states, batch.in_chunks).await?;
-            if !batch.origins.is_empty() {
-                self.tracker.done(&batch.origins);
-            }
+            batch.batch.part_is_done();
         }
         Ok(())
     }
@@ -248,12 +244,14 @@ impl Writer {
             None => self.shared.open_target(address, self.target_db).await?,
         };
         let (mode, fit) = (self.mode(), self.fit());
+        let clock = self.shared.source.capabilities.clock();
+        let by_own_clock = matches!(clock, Clock::Own { .. });
         let mut sent = Vec::new();
         let mut several: Vec<usize> = Vec::new();
         let mut several_bytes = 0;
         for &i in members {
             let Pending { state, ask } = &pending[i];
-            let write = Write { mode, asking: ask.is_some() };
+            let write = Write { mode, asking: ask.is_some(), by_own_clock };
             let is_plain = matches!(state.body, Body::String(_)) && state.expires_at_ms.is_none();
             if !(self.several && is_plain) || write.asking {
                 write.push(link.outbox(), state);
@@ -272,7 +270,7 @@ impl Writer {
             }
         }
         if !several.is_empty() {
-            let write = Write { mode, asking: false };
+            let write = Write { mode, asking: false, by_own_clock };
             sent.push(push_several(&mut link, pending, &mut several, write));
         }
         link.flush().await?;
@@ -348,9 +346,9 @@ impl Writer {
     }
 
     async fn write_in_chunks(&mut self, key: Bytes) -> Result<()> {
-        if self.shared.is_proxied {
-            let why = "it does not go to the target in one command, and through a proxy in no other way";
-            self.shared.failed(self.unit.db, &key, why.to_owned());
+        if let Some(why) = self.shared.only_whole {
+            let why = format!("it does not go to the target in one command, and {why}");
+            self.shared.failed(self.unit.db, &key, why);
             return Ok(());
         }
         let progress = self.shared.progress.clone();

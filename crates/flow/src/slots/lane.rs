@@ -12,6 +12,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result, ServerError, Side};
+use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
@@ -252,9 +253,8 @@ impl Lane {
         chunked: &mut Vec<Bytes>,
     ) -> Result<Vec<Other>> {
         let shared = self.shared.clone();
-        let absolute = shared.source.capabilities.pexpiretime;
-        let read =
-            |fetch, expiries| Read { fetch, way: Way::FeedProtected, absolute, expiries, asking: false };
+        let clock = Clock::of_server(shared.source.capabilities.pexpiretime);
+        let read = |fetch, expiries| Read { fetch, way: Way::FeedProtected, clock, expiries, asking: false };
         let (strings, payloads) = (read(Fetch::String, expiries), read(Fetch::Payload, true));
         let fit = shared.fit();
         let mut others = Vec::new();
@@ -450,7 +450,7 @@ async fn write(target: &mut Link, shared: &Shared, states: Vec<KeyState>) -> Res
     if states.is_empty() {
         return Ok(Vec::new());
     }
-    let write = Write { mode: WriteMode::Replace, asking: true };
+    let write = Write { mode: WriteMode::Replace, asking: true, by_own_clock: false };
     let mut failure = None;
     let mut chunked = Vec::new();
     let (mut keys, mut bytes) = (0, 0);

@@ -137,6 +137,9 @@ pub async fn sync(
     mut asks: mpsc::Receiver<Ask>,
     stop: CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
+    for side in [&source, &target] {
+        side.check_told(copy::SYNC_ASKS_MORE, copy::GIVE_INFO)?;
+    }
     let started = Instant::now();
     let seen = (source.topology(), target.topology());
     let shared = Shared::new(source, target, options.copy.clone(), status.copy.clone(), stop.clone());

@@ -93,6 +93,17 @@ pub async fn verify_with_journal(
     run::Run::new(source, target, options, progress, journal)?.verify(stop).await
 }
 
+/// Refuses a side whose user may not even ask what the server is: comparing takes more rights than copying.
+///
+/// # Errors
+/// `Unfit`, with the rights that a comparison needs.
+pub fn check_comparable(side: &Deployment) -> Result<()> {
+    side.check_told(
+        "keys cannot be compared by SCAN, PTTL and DUMP alone",
+        "give this user +@read +info +time, or name another user",
+    )
+}
+
 /// Whether `key` has the same type, value and expiry in `source_db` of the source and in `target_db` of the
 /// target, however the servers encode it. True as well where the source does not have it any more.
 ///

@@ -13,7 +13,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::FeedOptions;
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_flow::budget::Rates;
-use whimbrel_flow::copy::{CopyOptions, DbPair, Existing};
+use whimbrel_flow::copy::{CopyOptions, DbPair, Existing, LaneCounts};
 use whimbrel_flow::journal::{DiskFull, Journal};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{FrontOrder, Fronts, SyncOptions, SyncState, SyncStatus, Told, sync};
@@ -53,7 +53,7 @@ fn options(folder: &Path) -> SyncOptions {
             chunk_bytes: 64 << 10,
             rates: Rates::new(None, None),
             scan_count: 100,
-            lanes: 1,
+            lanes: LaneCounts::of(1),
             shards_at_once: 1,
             from_replicas: false,
             retry: RetryPolicy::default(),

@@ -13,6 +13,7 @@
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::keys::{
@@ -122,10 +123,11 @@ pub(crate) async fn carry_all(
 ) -> Result<Vec<(Bytes, Attempt)>> {
     let mut attempts = Vec::with_capacity(keys.len());
     let mut states = Vec::with_capacity(keys.len());
-    let (absolute, GroupPlan { fetch, expiries, are_one }) = (route.source.pexpiretime, manner);
+    let GroupPlan { fetch, expiries, are_one } = manner;
+    let clock = Clock::of_server(route.source.pexpiretime);
     let together = |is_one: bool, keys: usize| is_one && keys > 1;
     let is_plain = fetch == Fetch::String && !expiries;
-    let read = Read { fetch, way: Way::Frozen, absolute, expiries, asking: false };
+    let read = Read { fetch, way: Way::Frozen, clock, expiries, asking: false };
     let fit = Fit::of(route.dialects, route.target);
     let found = match is_plain && together(are_one.0, keys.len()) {
         true => read_strings_together(source, &read, &keys).await?,
@@ -147,7 +149,7 @@ pub(crate) async fn carry_all(
             },
         }
     }
-    let if_absent = Write { mode: WriteMode::IfAbsent, asking: false };
+    let if_absent = Write { mode: WriteMode::IfAbsent, asking: false, by_own_clock: false };
     let mut there = Vec::with_capacity(states.len());
     let is_written =
         is_plain && together(are_one.1, states.len()) && write_strings_together(target, &states).await?;

@@ -415,7 +415,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
         );
         return;
     }
-    copy_command::show_sides(plan, |db| db.source_keys + db.target_keys > 0);
+    copy_command::show_sides(plan, |db| db.source_keys.unwrap_or_default() + db.target_keys > 0);
     if args.mirror && plan.dbs.iter().any(|db| db.target_keys > 0) {
         eprintln!("mirror   keys that only the target has are removed, those that differ are replaced");
     }

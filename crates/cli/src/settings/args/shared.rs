@@ -10,7 +10,7 @@ use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::journal;
+use whimbrel_flow::{copy::LaneCounts, journal};
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
@@ -106,9 +106,9 @@ pub struct Limits {
         help_heading = "Limits")]
     pub big_key: u64,
 
-    /// Lanes for each shard: connections that read, and as many to each node that is written to
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_small, help_heading = "Limits")]
-    pub lanes: usize,
+    /// Lanes for each shard: connections that read, and as many to each node written to; or READ:WRITE
+    #[arg(long, value_name = "N", default_value = "4", help_heading = "Limits")]
+    pub lanes: LaneCounts,
 
     /// Shards copied at the same time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_flow::keys::read::{UNSTABLE_ROUNDS_MAX, unclear};
 use whimbrel_flow::keys::{Fetch, Fit, Found, KeyState, Read, Way, memory_bytes_of};
@@ -111,8 +112,8 @@ impl Reader {
         group: Vec<Bytes>,
         route: &Route<'_>,
     ) -> Result<Vec<Item>, Refusal> {
-        let absolute = route.from.pexpiretime;
-        let read = Read { fetch: Fetch::Payload, way: Way::Frozen, absolute, expiries: true, asking: false };
+        let clock = Clock::of_server(route.from.pexpiretime);
+        let read = Read { fetch: Fetch::Payload, way: Way::Frozen, clock, expiries: true, asking: false };
         let mut items = Vec::with_capacity(group.len());
         let mut open = group;
         for _ in 0..UNSTABLE_ROUNDS_MAX {
