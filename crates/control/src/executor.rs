@@ -122,6 +122,8 @@ pub(crate) struct Executor {
     need: PauseNeed,
     /// When the fence at hand was begun, and how long it took from there to the release the last times.
     fence_begun: Option<Instant>,
+    /// A child of the source has been waited for in vain.
+    beside_child: bool,
     sealing_took_ms: u64,
     /// A node of the job that does not answer, as far as it was looked for one.
     silent: Option<Silence>,
@@ -167,6 +169,7 @@ impl Executor {
             keys_per_s: KEYS_PER_S_FIRST,
             need: PauseNeed::default(),
             fence_begun: None,
+            beside_child: false,
             sealing_took_ms: 0,
             silent,
             gives_way: false,
@@ -533,7 +536,9 @@ impl Executor {
     async fn pause(&mut self, slots: &SlotSet, pause_ms: u64) -> Done {
         self.feed()?;
         self.wait_for_natives().await?;
-        self.handover().await?.await_children().await?;
+        if !self.beside_child {
+            self.beside_child = !self.handover().await?.await_children().await?;
+        }
         let seen = self.handover().await?.inspect(slots).await?;
         if !slots.difference(&seen.source.claims).is_empty() {
             return Err(because(Why::OwnerChanged, "the source does not own all of the slots any more"));

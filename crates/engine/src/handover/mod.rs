@@ -208,7 +208,7 @@ impl Handover {
     /// How many slots a batch should have at most, so that the source does not block for more than about 20
     /// ms.
     pub fn batch_slots_max(&self) -> usize {
-        match self.fence_kind() {
+        match self.usual_fence() {
             // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of
             // every other node.
             FenceKind::Gossip if !self.source.traits.logs_ranges => 512,
@@ -244,13 +244,13 @@ impl Handover {
     /// How long it takes from the fence of `slots` slots with `keys` keys to the release, where nothing
     /// stalls, with round trips of this length.
     pub fn sealing(&self, slots: usize, keys: u64, round_trip: Duration) -> Duration {
-        let (slot_us, key_us) = match self.fence_kind() {
+        let (slot_us, key_us) = match self.usual_fence() {
             FenceKind::Gossip if !self.source.traits.logs_ranges => (LOGGED_SLOT_US, KEY_US),
             FenceKind::Gossip => (SLOT_US, KEY_US),
             FenceKind::Redirecting | FenceKind::Bare => (SLOT_US, 0),
         };
         let us = slot_us.saturating_mul(slots as u64).saturating_add(key_us.saturating_mul(keys));
-        let trips = match self.fence_kind() {
+        let trips = match self.usual_fence() {
             FenceKind::Bare => SEAL_TRIPS_BARE,
             // Two questions more, and the other fence where there is a child.
             FenceKind::Gossip if self.minds_children() => SEAL_TRIPS_BARE + 2,

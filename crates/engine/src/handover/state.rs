@@ -77,10 +77,10 @@ pub struct Handover {
 }
 
 /// How long a handover waits for children of the source.
-const CHILDREN_PATIENCE: Duration = Duration::from_secs(2);
+const CHILDREN_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Between two questions whether there are any.
-const CHILDREN_POLL: Duration = Duration::from_millis(20);
+const CHILDREN_POLL: Duration = Duration::from_millis(10);
 
 /// Whether replicas follow the last slot of their primary.
 pub(super) const MIGRATION_OPTION: &[u8] = b"cluster-allow-replica-migration";
@@ -140,22 +140,31 @@ impl Handover {
         }
     }
 
+    /// How the source is fenced where no child of it saves.
+    pub(super) fn usual_fence(&self) -> FenceKind {
+        self.options.fence.unwrap_or(self.source.traits.fence)
+    }
+
     /// Whether the fence depends on what children of the source do. See [`Handover::fence`].
     pub fn minds_children(&self) -> bool {
         self.options.fence.is_none() && self.source.traits.dies_beside_child
     }
 
     /// Waits for children of the source, where the fence depends on them: call it before a pause. Those that
-    /// feeds are attached by live for some milliseconds. One that saves a large source is not waited for.
+    /// feeds are attached by live for some milliseconds. What is written meanwhile has to move under the
+    /// pause, so the wait is short. False where there still is one: it need not be waited for again.
     ///
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
-    pub async fn await_children(&mut self) -> Result<()> {
+    pub async fn await_children(&mut self) -> Result<bool> {
         let deadline = Instant::now() + CHILDREN_PATIENCE;
-        while self.minds_children() && self.source_has_child().await? && Instant::now() < deadline {
+        while self.minds_children() && self.source_has_child().await? {
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
             sleep(CHILDREN_POLL).await;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Whether a child of the source saves, or is about to: for a file, or for a replica.
