@@ -430,7 +430,8 @@ async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
     Ok(reply.field(QUERY_LIMIT_OPTION).and_then(Value::as_str).and_then(|text| text.parse().ok()))
 }
 
-/// RDB versions that servers since Redis 6.2 write: 9 to 13 by Redis, 9 to 11 and from 80 on by Valkey.
+/// RDB versions that servers since Redis 6.2 write, and the next ones: from 9 on by Redis, 9 to 11 and from
+/// 80 on by Valkey.
 const PAYLOAD_VERSIONS: [u16; 12] = [9, 10, 11, 12, 13, 14, 15, 80, 81, 82, 83, 84];
 
 /// What tells the process behind a link from all others: its `run_id`, or its address where it has none to
