@@ -8,6 +8,7 @@ use whimbrel_e2e::binary::{Invocation, Output, run};
 use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::syncing::{KEYS, PATIENCE, deployment, fill};
 use whimbrel_lab::{Cluster, Engine, Server};
+use whimbrel_loadgen::content::noise;
 
 const REFUSED: i32 = 4;
 const PARTIAL: i32 = 5;
@@ -171,20 +172,12 @@ fn what_takes_more_is_refused() {
 #[test]
 fn values_of_unknown_size_are_bounded() {
     let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
-    let noise = |bytes: usize| -> Vec<u8> {
-        let mut state = 7_u64;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as u8
-        };
-        std::iter::repeat_with(&mut next).take(bytes).collect()
-    };
     let [left, right] = [&source, &target].map(|server| deployment(server.addr()));
     let mut connection = left.primaries()[0].connect(0).expect("the source answers");
     for (name, mib) in [("a", 1), ("b", 3), ("c", 3), ("d", 20)] {
-        redis::cmd("SET").arg(name).arg(noise(mib << 20)).exec(&mut connection).expect("it is written");
+        redis::cmd("SET").arg(name).arg(noise(mib << 20, 7)).exec(&mut connection).expect("it is written");
     }
-    redis::cmd("RPUSH").arg("l").arg(noise(3 << 20)).exec(&mut connection).expect("it is written");
+    redis::cmd("RPUSH").arg("l").arg(noise(3 << 20, 7)).exec(&mut connection).expect("it is written");
     for n in 0..2_000 {
         source.call(&["SET", &format!("s:{n}"), "short"]);
     }

@@ -91,6 +91,8 @@ impl Measured {
 
     fn sample(&mut self, is_latency: bool, time: Duration) {
         let (at, ns) = (self.began.elapsed(), nanoseconds(time));
+        let of_all = if is_latency { &mut self.latencies } else { &mut self.intervals };
+        of_all.saturating_record(ns);
         self.samples.push(Sample { at, is_latency, ns });
     }
 
@@ -443,7 +445,6 @@ impl Fleet {
     fn note_start(&mut self, moving: &Move) {
         let now = Instant::now();
         if let Some(last) = self.last_start.replace(now) {
-            self.measured.intervals.saturating_record(nanoseconds(now - last));
             self.measured.sample(false, now - last);
         }
         self.started.insert(moving.partition, now);
@@ -452,7 +453,6 @@ impl Fleet {
     fn note_end(&mut self, moving: &Move) {
         self.measured.moved += 1;
         if let Some(started) = self.started.remove(&moving.partition) {
-            self.measured.latencies.saturating_record(nanoseconds(started.elapsed()));
             self.measured.sample(true, started.elapsed());
         }
         if self.mode == Mode::WholeTable {

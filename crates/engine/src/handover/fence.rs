@@ -12,7 +12,7 @@ use whimbrel_wire::value::Value;
 use super::options::FenceKind;
 use super::peer::{Mark, Peer, reply_array, transaction};
 use super::state::{Fenced, Handover, Members, Paused};
-use crate::error::{Error, ErrorKind, Result, ServerError, Side};
+use crate::error::{Error, Result, ServerError};
 use crate::nodes::ClusterView;
 use crate::probe::Info;
 
@@ -344,10 +344,8 @@ impl Handover {
         // The last moment at which a child that has begun since the fence can be seen: with the take-over the
         // source begins to remove keys. Not where an earlier process fenced: that has to come to its end.
         if self.fenced_until.is_some() && self.minds_children() && self.source_has_child().await? {
-            // In the words of a server: it goes away by itself, and callers treat it so.
-            let text = b"TRYAGAIN a child of the source has just begun to save, which it may not survive";
-            let kind = ErrorKind::Server(ServerError::classify(text));
-            return Err(Error::new(Side::Source, self.source.address.to_string(), "take over", kind));
+            let text = "a child of the source has just begun to save, which it may not survive";
+            return Err(self.source.for_now("take over", text));
         }
         // Owners are not made to give up what they have and take it again.
         let is_repeated = slots.difference(&self.taken).is_empty();

@@ -268,6 +268,12 @@ impl Peer {
         Error::unfit(self.side(), self.address.to_string(), tried, what)
     }
 
+    /// An error in the words of a server, which goes away by itself: callers try again after it.
+    pub(super) fn for_now(&self, tried: &str, what: &str) -> Error {
+        let kind = ErrorKind::Server(ServerError::classify(format!("TRYAGAIN {what}").as_bytes()));
+        Error::new(self.side(), self.address.to_string(), tried, kind)
+    }
+
     /// An error after which it is not known what is true: a command was refused half-way through something
     /// that consists of several. It carries no [`ServerError`], since that stands for «certainly not done».
     pub(super) fn in_doubt(&self, tried: &str, cause: impl std::fmt::Display) -> Error {

@@ -120,12 +120,16 @@ pub(super) struct Gate {
 
 /// Whether a server has a child, or will have one at once, by its `INFO persistence` and `replication`.
 fn saves(info: &Info) -> bool {
-    let running = ["rdb_bgsave_in_progress", "aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+    let running = [
+        "rdb_bgsave_in_progress",
+        "aof_rewrite_in_progress",
+        "aof_rewrite_scheduled",
+        "module_fork_in_progress",
+    ];
     let is_set = |name: &&str| info.field(name).is_some_and(|value| value != "0");
     let replicas = info.fields().filter(|(name, _)| name.starts_with("slave"));
     let mut states = replicas.flat_map(|(_, value)| value.split(','));
     running.iter().any(is_set)
-        || is_set(&"module_fork_in_progress")
         || states.any(|field| ["state=wait_bgsave", "state=send_bulk"].contains(&field))
 }
 

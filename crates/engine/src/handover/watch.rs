@@ -16,7 +16,7 @@ use super::peer::{Connector, Peer};
 use super::state::{Handover, Members};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
-use crate::error::{Error, ErrorKind, Result, ServerError, Side};
+use crate::error::{Error, Result, Side};
 use crate::link::Link;
 use crate::nodes::{ClusterView, Node, Role};
 use crate::probe::Info;
@@ -131,13 +131,11 @@ impl Handover {
             let more = ignorant.len().saturating_sub(NAMED_MAX);
             ignorant.truncate(NAMED_MAX);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let text = format!(
-                "TRYAGAIN these nodes do not know the slots' new owner yet: {}{more}",
-                ignorant.join(", ")
-            );
-            // Said in the words of a server: it goes away by itself, and callers treat it so.
-            let kind = ErrorKind::Server(ServerError::classify(text.as_bytes()));
-            return Err(Error::new(self.target.side(), self.target.address.to_string(), "confirm", kind)
+            let text =
+                format!("these nodes do not know the slots' new owner yet: {}{more}", ignorant.join(", "));
+            return Err(self
+                .target
+                .for_now("confirm", &text)
                 .with_remedy("see that the nodes can reach each other's cluster bus ports"));
         }
         self.unshelter().await;
