@@ -159,7 +159,9 @@ impl Field {
             }
             from.flush().await.expect("sent");
             for key in &keys {
-                let payload = from.reply().await.expect("a reply").into_bytes().expect("a payload");
+                let reply = from.reply().await.expect("a reply");
+                let told = format!("{reply:?}");
+                let payload = reply.into_bytes().unwrap_or_else(|| panic!("no payload of {key:?}: {told}"));
                 to.push(&[b"RESTORE-ASKING", key, b"0", &payload, b"REPLACE"]);
             }
             to.flush().await.expect("sent");
