@@ -1,0 +1,116 @@
+// The cutover: what can be chosen, the command that would do the same, the rehearsal, and the real one,
+// which is confirmed by typing the job's name.
+
+import { jobPath, post } from "./api.js";
+import { checkbox, command, field, h, select } from "./dom.js";
+import { confirm } from "./dialogs.js";
+import { duration, parseDuration, quoted } from "./units.js";
+
+const FENCES = [
+  ["acl", "acl: users lose their right to write"],
+  ["readonly-replica", "readonly-replica: the source answers READONLY"],
+  ["pause", "pause: writes stay paused for a minute"],
+  ["front", "front: clients go through whimbrel front"],
+  ["external", "external: you stop the writers"],
+  ["none", "none: nothing keeps writers away"],
+];
+
+const COMPARES = [
+  ["sample", "sample: counts, and 64 keys"],
+  ["full", "full: all keys"],
+  ["counts", "counts only"],
+];
+
+const FENCE_HINT =
+  "What keeps writers away from the source afterwards. The rehearsal says whether the servers " +
+  "permit it.";
+
+/** The choices, kept by whoever shows them. Returns the fields and what they say now. */
+export function settings(kept = {}) {
+  const fence = select("fence", FENCES, kept.fence ?? "acl");
+  const pause = h("input", {
+    type: "text",
+    test: "max-pause",
+    value: kept.pause ?? "100ms",
+    autocomplete: "off",
+  });
+  const compare = select("compare", COMPARES, kept.compare ?? "sample");
+  const reverse = checkbox("Be able to come back (--reverse-sync)", "reverse", kept.reverse ?? true);
+  const node = h(
+    "div",
+    { class: "fields" },
+    field("Fence", fence, FENCE_HINT),
+    field("Writes may be paused for", pause, "for example 100ms or 1s"),
+    field("Compare", compare),
+    h("div", { class: "field" }, reverse.node),
+  );
+  node.addEventListener("input", () =>
+    Object.assign(kept, {
+      fence: fence.value,
+      pause: pause.value,
+      compare: compare.value,
+      reverse: reverse.input.checked,
+    }),
+  );
+  return {
+    node,
+    values: () => ({
+      fence: fence.value,
+      max_pause_ms: parseDuration(pause.value),
+      compare: compare.value,
+      reverse: reverse.input.checked,
+    }),
+    /** The same as a command. */
+    line(job, { dryRun = false, back = false } = {}) {
+      const words = ["whimbrel", "cutover", job, "--fence", fence.value, "--max-pause", pause.value.trim()];
+      if (compare.value !== "sample") words.push("--compare", compare.value);
+      if (back) words.push("--back");
+      else if (reverse.input.checked) words.push("--reverse-sync");
+      if (dryRun) words.push("--dry-run");
+      return words.map(quoted).join(" ");
+    },
+  };
+}
+
+/** Finds out whether it could be done, and how long writes would be paused. Nothing is changed. */
+export async function rehearse(name, values, back = false) {
+  const reverse = values.reverse && !back;
+  return post(jobPath(name, "cutover"), { ...values, reverse, back, dry_run: true });
+}
+
+/** Asks for the job's name, then cuts over; `done` gets what came of it. */
+export function ask(job, values, line, back, done) {
+  const [from, to] = [job.source, job.target];
+  return confirm({
+    title: back ? `Come back to ${to}` : `Cut over to ${to}`,
+    test: "cutover",
+    name: job.name,
+    verb: back ? "Come back" : "Cut over",
+    lines: [
+      `Writes are paused for at most ${duration(values.max_pause_ms)}. Then ${to} takes over from ${from}.`,
+      values.fence === "none"
+        ? "Nothing keeps writers away from the source afterwards."
+        : `Afterwards the fence ${values.fence} keeps writers away from ${from}. Send clients to ${to} then.`,
+      back
+        ? null
+        : values.reverse
+          ? "The way back is kept: changes are followed back from then on."
+          : "There is no way back with --back: what clients write afterwards is on the target only.",
+      h("p", { class: "dim" }, "The same on a terminal:"),
+      command(line),
+    ].filter(Boolean),
+    run: async (name) => {
+      const body = { ...values, reverse: values.reverse && !back, back, dry_run: false, confirm: name };
+      done(await post(jobPath(job.name, "cutover"), body));
+    },
+  });
+}
+
+/** What came of it, in lines. */
+export function outcome(answer) {
+  return h(
+    "ul",
+    { class: "lines", test: "outcome" },
+    (answer?.text ?? []).map((line) => h("li", {}, line)),
+  );
+}

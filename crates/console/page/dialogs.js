@@ -1,0 +1,105 @@
+// Dialogs: the browser's own, so that focus stays in them, Escape closes them, and focus returns.
+
+import { button, failure, field, fill, h } from "./dom.js";
+
+/**
+ * Opens a dialog. `build(close)` returns what is in it. Only one is open at a time; it is taken out when
+ * it closes, with all that was typed.
+ */
+export function open(title, test, build) {
+  const heading = h("h2", { id: "dialog-title", tabindex: "-1" }, title);
+  const node = h("dialog", { test, "aria-labelledby": "dialog-title" });
+  const close = () => node.close();
+  const leave = button("Close", "dialog-close", close, { class: "small" });
+  node.append(
+    h("div", { class: "dialog-head" }, heading, leave),
+    h("div", { class: "dialog-body" }, build(close)),
+  );
+  const before = document.activeElement;
+  node.addEventListener("close", () => {
+    node.remove();
+    // The row that it was opened from may have been taken out meanwhile.
+    if (before?.isConnected) before.focus();
+    else document.querySelector("main h1")?.focus();
+  });
+  document.body.append(node);
+  node.showModal();
+  (node.querySelector("input, select, textarea") ?? heading).focus();
+  return { node, close, title: (words) => (heading.textContent = words) };
+}
+
+/** Closes whatever is open: where somebody else takes the place of what it was about. */
+export const closeAll = () => document.querySelectorAll("dialog[open]").forEach((node) => node.close());
+
+/**
+ * A form in which a request is made: while it is under way nothing can be sent twice, and what goes wrong is
+ * shown in it.
+ */
+export function form({ test, parts, label, danger, run, ready }) {
+  const said = h("div", {});
+  const send = h(
+    "button",
+    { type: "submit", class: danger ? "danger" : "primary", test: `${test.replace(/-form$/, "")}-button` },
+    label,
+  );
+  const node = h(
+    "form",
+    { test, autocomplete: "off", novalidate: true },
+    parts,
+    said,
+    h("div", { class: "actions" }, send),
+  );
+  let busy = false;
+  const check = () => (send.disabled = busy || (ready ? !ready() : false));
+  node.addEventListener("input", check);
+  node.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (send.disabled) return;
+    busy = true;
+    check();
+    fill(said, h("p", { role: "status" }, "Asking …"));
+    try {
+      const words = await run();
+      fill(said, words ? h("p", { role: "status" }, words) : null);
+    } catch (error) {
+      fill(said, failure(error));
+    }
+    busy = false;
+    check();
+  });
+  check();
+  return { node, said, check };
+}
+
+/** The parts that have somebody type a name before something is done. */
+export function typed(name, test, label) {
+  const input = h("input", {
+    type: "text",
+    test,
+    autocomplete: "off",
+    autocapitalize: "off",
+    spellcheck: "false",
+  });
+  const node = field(h("span", {}, `${label} `, h("code", {}, name)), input);
+  return { node, input, ready: () => input.value.trim() === name };
+}
+
+/** Asks for a name to be typed, and then does it. */
+export function confirm({ title, test, lines, name, label, verb, run }) {
+  return open(title, `${test}-dialog`, (close) => {
+    const asked = typed(name, `${test}-confirm`, label ?? "To confirm, type the job's name:");
+    const parts = [lines.map((line) => (line instanceof Node ? line : h("p", {}, line))), asked.node];
+    return form({
+      test: `${test}-form`,
+      parts,
+      label: verb,
+      danger: true,
+      ready: asked.ready,
+      run: async () => {
+        const words = await run(asked.input.value.trim());
+        if (!words) close();
+        return words;
+      },
+    }).node;
+  });
+}

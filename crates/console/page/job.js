@@ -1,0 +1,493 @@
+// One job: how far it is, how fast, what happened to it, and what can be done with it.
+
+import { get, jobPath, post } from "./api.js";
+import {
+  announce,
+  attr,
+  button,
+  command,
+  failure,
+  field,
+  fill,
+  h,
+  keyed,
+  plainTable,
+  progress,
+  refill,
+  show,
+  text,
+} from "./dom.js";
+import { chart } from "./charts.js";
+import { between, doneOf, mood, rateOf } from "./jobs.js";
+import { confirm, form } from "./dialogs.js";
+import { parse, shardBar, sizeOf, told } from "./slots.js";
+import { canaryTrace, may, noteLag, serverNow, state, stateOf, traceOf } from "./store.js";
+import {
+  bytes,
+  clean,
+  count,
+  countOf,
+  duration,
+  latency,
+  parseBytes,
+  parseCount,
+  parseDuration,
+  percent,
+  quoted,
+  time,
+} from "./units.js";
+
+/** Events that are shown at once. */
+const EVENTS = 50;
+
+/** How often what only this page shows is asked for, in milliseconds. */
+const PERIOD_MS = 950;
+
+/** How far a sync is behind: its slowest source. `null` where that is not known. */
+export function lagOf(details) {
+  const lags = (details?.status?.sources ?? []).map((source) => source.lag_ms);
+  return lags.length && lags.every((lag) => typeof lag === "number") ? Math.max(...lags) : null;
+}
+
+/**
+ * Reads what only a job's own page is told: details, events, the report. `tick` is called with each
+ * message; it asks when there is something to ask for, one question at a time.
+ */
+export function reader(name, then) {
+  const abort = new AbortController();
+  let [busy, askedAt, ofJob] = [false, 0, null];
+  const read = { answer: null, error: null, readMs: null };
+  return {
+    read,
+    stop: () => abort.abort(),
+    async tick() {
+      const job = state.jobs.get(name);
+      const isDue = !read.answer || !job?.ended || ofJob !== job;
+      if (busy || !isDue || Date.now() - askedAt < PERIOD_MS) return;
+      [busy, askedAt, ofJob] = [true, Date.now(), job];
+      const asked = serverNow();
+      try {
+        read.answer = await get(jobPath(name), abort.signal);
+        [read.error, read.readMs] = [null, asked];
+        const lag = lagOf(read.answer.details);
+        if (lag !== null) noteLag(name, lag);
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        read.error = error;
+      }
+      busy = false;
+      then();
+    },
+  };
+}
+
+function keysLine(job) {
+  if (!job.keys) return "";
+  const what = job.kind === "verify" ? "compared" : "at the target";
+  return `${count(job.keys_moved)} of ${countOf(job.keys, "key")} are ${what}`;
+}
+
+/** What is true of it, as pairs. */
+function facts(job) {
+  const rates = [
+    job.rate_keys && `${count(job.rate_keys)} keys/s`,
+    job.rate_bytes && `${bytes(job.rate_bytes)}/s`,
+    job.max_latency_ms && `slower while a server takes over ${duration(job.max_latency_ms)}`,
+  ].filter(Boolean);
+  return [
+    ["Kind", job.kind],
+    ["Source", job.source],
+    ["Target", job.target],
+    ["Cluster", job.cluster],
+    ["Method", job.method],
+    ["Fell back", job.fell_back],
+    ["Bounds", rates.join(", ")],
+    ["Cutover ordered", job.scheduled],
+    ["Listens", job.listen],
+    ["Started", time(job.created_s)],
+    ["Ended", job.ended_s ? time(job.ended_s) : null],
+  ].filter(([, value]) => value);
+}
+
+/** How a sync stands, with its servers. */
+export function syncParts(status) {
+  if (!status) return [];
+  const { counts = {} } = status;
+  const lines = [
+    `${countOf(counts.written ?? 0, "key")} and ${bytes(counts.bytes_written ?? 0)} written, ${count(counts.gone ?? 0)} removed; ` +
+      `${count(counts.retries ?? 0)} retries, ${countOf(counts.failed ?? 0, "key")} failed, ` +
+      `${countOf(status.doubtful_slots ?? 0, "slot")} in doubt`,
+    status.trouble ? `tried again: ${status.trouble}` : null,
+    typeof status.disk_full_ms === "number"
+      ? `the journal's disk has been full for ${duration(status.disk_full_ms)}`
+      : null,
+    typeof status.pause_estimate_ms === "number"
+      ? `a cutover would pause writes for about ${duration(status.pause_estimate_ms)} now`
+      : null,
+  ];
+  const known = (value, format) => (typeof value === "number" ? format(value) : "unknown");
+  const heard = (server) =>
+    server.silent ? `silent for ${duration(server.silent_ms)}` : (server.trouble ?? "answers");
+  const sources = (status.sources ?? []).map((s) => [
+    s.address,
+    known(s.lag_ms, duration),
+    known(s.lag_bytes, bytes),
+    count(s.touched),
+    s.feed,
+    heard(s),
+  ]);
+  const targets = (status.targets ?? []).map((s) => [s.address, heard(s)]);
+  const failures = (status.failures ?? []).map((f) => [f.key, String(f.db), f.reason]);
+  return [
+    lines.filter(Boolean).map((line) => h("p", {}, line)),
+    plainTable(
+      "Primaries of the source",
+      [
+        "primary",
+        { head: "lag", number: true },
+        { head: "behind", number: true },
+        { head: "touched keys", number: true },
+        "feed",
+        "state",
+      ],
+      sources,
+      { class: "cards" },
+    ),
+    plainTable("Primaries of the target", ["primary", "state"], targets, { class: "cards" }),
+    failures.length
+      ? plainTable("Keys that are not on the target", ["key", "database", "reason"], failures, {
+          class: "cards",
+        })
+      : null,
+  ];
+}
+
+/** A field of a bound: empty leaves it as it is, `none` takes it away. */
+const bound = (input, parse) => {
+  const word = input.value.trim();
+  return word === "" ? undefined : word === "none" ? null : parse(word);
+};
+
+function setForm(name) {
+  const input = (test, placeholder) => h("input", { type: "text", test, placeholder, autocomplete: "off" });
+  const [keys, size, slow] = [
+    input("set-keys", "5k"),
+    input("set-bytes", "64MiB"),
+    input("set-latency", "5ms"),
+  ];
+  return form({
+    test: "set-form",
+    label: "Set",
+    ready: () => [keys, size, slow].some((i) => i.value.trim()),
+    parts: h(
+      "div",
+      { class: "fields" },
+      field("Keys per second", keys, "5k, or none for no bound"),
+      field("Bytes per second", size, "64MiB, or none"),
+      field("Slower above", slow, "a server's latency: 5ms, or none"),
+    ),
+    run: async () => {
+      await post(jobPath(name, "set"), {
+        rate_keys: bound(keys, parseCount),
+        rate_bytes: bound(size, parseBytes),
+        max_latency_ms: bound(slow, parseDuration),
+      });
+      [keys, size, slow].forEach((i) => (i.value = ""));
+      return "It is set.";
+    },
+  });
+}
+
+function askCancel(job) {
+  const what = {
+    move: "What is not handed over yet is rolled back. Slots that were handed over stay with their new owner.",
+    sync: "The sync ends for good. What was written to the target stays there.",
+    copy: "The copy ends. What was written to the target stays there.",
+    verify: "The comparison ends. Nothing is changed.",
+  };
+  confirm({
+    title: `Cancel ${job.name}`,
+    test: "cancel",
+    name: job.name,
+    verb: "Cancel the job",
+    lines: [
+      what[job.kind] ?? "The job ends.",
+      h("p", { class: "dim" }, "The same on a terminal:"),
+      command(`whimbrel jobs cancel ${quoted(job.name)}`),
+    ],
+    run: async (confirmed) => {
+      await post(jobPath(job.name, "cancel"), { confirm: confirmed });
+      announce(`${job.name} is being cancelled`);
+    },
+  });
+}
+
+/** The buttons, as `can` says. */
+function actions(job, said) {
+  const can = job.can ?? [];
+  const order = (verb, done) => async () => {
+    try {
+      await post(jobPath(job.name, verb));
+      fill(said, h("p", {}, done));
+    } catch (error) {
+      fill(said, failure(error));
+    }
+  };
+  return [
+    can.includes("pause") && button("Pause", "pause", order("pause", "Paused: no keys move.")),
+    can.includes("resume") && button("Resume", "resume", order("resume", "Resumed.")),
+    can.includes("cutover") &&
+      h(
+        "a",
+        { class: "button", test: "cutover", href: `#/migrations/${encodeURIComponent(job.name)}` },
+        "Cut over …",
+      ),
+    can.includes("cancel") && button("Cancel …", "cancel", () => askCancel(job), { class: "danger" }),
+    !job.ended &&
+      !may("operate") &&
+      h("p", { class: "dim" }, "Your role is look: to steer jobs takes operate."),
+    !job.ended &&
+      may("operate") &&
+      !can.length &&
+      h(
+        "p",
+        { class: "dim" },
+        "Nothing can be asked of it now: " +
+          (job.elsewhere
+            ? "it runs elsewhere."
+            : job.answers === false
+              ? "it does not answer."
+              : "as it stands, it goes on by itself."),
+      ),
+  ];
+}
+
+function eventRow(event) {
+  return h(
+    "li",
+    { test: "event" },
+    h("time", {}, time(event.at_s)),
+    " ",
+    h("span", { class: "kind" }, event.event),
+    " ",
+    h("span", {}, event.text ?? ""),
+  );
+}
+
+function charts() {
+  const plain = (n) => (typeof n === "number" ? `${count(n)}` : "-");
+  return {
+    keys: chart({
+      title: "Throughput, keys a second",
+      test: "keys-chart",
+      format: plain,
+      series: [{ of: "keys", name: "keys/s" }],
+    }),
+    bytes: chart({
+      title: "Throughput, bytes a second",
+      test: "bytes-chart",
+      format: (n) => (typeof n === "number" ? `${bytes(n)}` : "-"),
+      series: [{ of: "bytes", name: "bytes/s" }],
+    }),
+    lag: chart({ title: "Lag", test: "lag-chart", format: duration, series: [{ of: "lag", name: "lag" }] }),
+    canary: canaryChart(),
+  };
+}
+
+/** What a client of the console's own meets: the same on the page of the cluster. */
+export function canaryChart() {
+  return chart({
+    title: "Latency of a canary",
+    test: "canary-chart",
+    format: latency,
+    series: [
+      { of: "mean_ms", name: "mean" },
+      { of: "longest_ms", name: "longest" },
+    ],
+  });
+}
+
+/** The parts of the page that stay; what they show is put in by `paint`. */
+function skeleton(name) {
+  const part = (title, ...children) => h("section", {}, h("h2", {}, title), ...children);
+  const at = {
+    heading: h("h1", { tabindex: "-1", test: "job-name" }, name),
+    badge: h("span", { class: "badge", test: "job-state" }),
+    lead: h("p", { class: "dim" }),
+    message: h("p", { class: "message", test: "job-message" }),
+    done: progress(`How much of ${name} is done`),
+    eta: h("span", { test: "job-eta" }),
+    rate: h("span", {}),
+    keys: h("span", {}),
+    actions: h("div", { class: "actions" }),
+    said: h("div", { role: "status" }),
+    facts: h("dl", {}),
+    slots: h("p", { test: "job-slots" }),
+    bar: shardBar(0),
+    again: h("div", {}),
+    sync: h("div", {}),
+    charts: charts(),
+    events: h("ol", { class: "events" }),
+    report: h("div", {}),
+    set: setForm(name),
+    error: h("div", {}),
+  };
+  attr(at.done.node, "data-test", "job-percent");
+  at.move = part("Slots", at.bar.node, at.slots);
+  at.rates = part("How fast its keys move", at.set.node);
+  at.syncPart = part("How the sync stands", at.sync);
+  at.eventsPart = part("What happened, newest first", at.events);
+  at.reportPart = h("section", { test: "report" }, h("h2", {}, "Report"), at.report);
+  const all = Object.values(at.charts).map((one) => one.node);
+  at.node = h(
+    "div",
+    {},
+    h("p", {}, h("a", { href: "#/jobs" }, "All jobs")),
+    h("div", { class: "title" }, at.heading, at.badge),
+    at.lead,
+    at.message,
+    at.error,
+    h("div", { class: "figures" }, at.done.node, at.eta, at.rate, at.keys),
+    at.actions,
+    at.said,
+    at.again,
+    at.move,
+    h("section", {}, h("h2", {}, "Now and in the last five minutes"), h("div", { class: "charts" }, all)),
+    at.rates,
+    at.syncPart,
+    at.eventsPart,
+    h("section", {}, h("h2", {}, "About this job"), at.facts),
+    at.reportPart,
+  );
+  return at;
+}
+
+function paintCharts(at, job, has) {
+  const [points, now] = [traceOf(job.name), serverNow()];
+  show(at.charts.keys.node, !job.ended || points.length > 0);
+  show(
+    at.charts.bytes.node,
+    points.some((point) => point.bytes !== null),
+  );
+  show(at.charts.lag.node, job.kind === "sync" && points.length > 0);
+  show(at.charts.canary.node, Boolean(has.canary) && job.kind === "move" && !job.ended);
+  at.charts.keys.set(points, now);
+  at.charts.bytes.set(points, now);
+  at.charts.lag.set(points, now);
+  at.charts.canary.set(canaryTrace, now);
+  const none = Object.values(at.charts).every((one) => one.node.hidden);
+  show(at.charts.keys.node.closest("section"), !none);
+}
+
+function paintMove(at, job) {
+  show(at.move, job.kind === "move");
+  if (job.kind !== "move") return;
+  const [planned, moved] = [parse(job.slots), parse(job.moved)];
+  const words = `${count(sizeOf(moved))} of ${countOf(sizeOf(planned), "slot")} are handed over`;
+  at.bar.set(
+    { owned: moved, coming: job.ended ? [] : planned, leaving: [] },
+    `${words}: ${told(moved) || "none"}`,
+  );
+  text(at.slots, `${words}. All: ${told(planned)}.`);
+}
+
+function paint(at, job, read) {
+  text(at.badge, stateOf(job));
+  attr(at.badge, "data-mood", mood(job));
+  text(at.lead, `${job.kind} ${between(job)}${job.cluster ? ` in ${job.cluster}` : ""}`);
+  text(at.message, job.message ?? "");
+  show(at.message, Boolean(job.message));
+  const isDone = typeof job.percent === "number" ? percent(job.percent) : doneOf(job);
+  at.done.set(job.percent, isDone);
+  text(
+    at.eta,
+    job.ended
+      ? `took ${duration(((job.ended_s ?? job.updated_s) - job.created_s) * 1000)}`
+      : typeof job.eta_ms === "number"
+        ? `about ${duration(job.eta_ms)} left`
+        : "time left: not known",
+  );
+  text(at.rate, job.ended ? "" : rateOf(job));
+  text(at.keys, keysLine(job));
+  refill(at.actions, [job.can, job.ended, job.answers, state.me?.role], () => actions(job, at.said));
+  show(at.rates, (job.can ?? []).includes("set"));
+  refill(at.facts, facts(job), () =>
+    facts(job).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+  );
+  refill(at.again, job.again ?? null, () =>
+    job.again
+      ? [
+          h(
+            "p",
+            {},
+            "It was interrupted. On a terminal it goes on with this" +
+              (job.kind === "move" ? ":" : ", with its users, passwords and other options:"),
+          ),
+          command(job.again, "again"),
+        ]
+      : [],
+  );
+  paintMove(at, job);
+  paintCharts(at, job, state);
+  const { answer } = read;
+  const status = answer?.details?.status;
+  show(at.syncPart, Boolean(status));
+  if (status) refill(at.sync, status, () => syncParts(status));
+  const events = (answer?.events ?? []).slice(-EVENTS).reverse();
+  show(at.eventsPart, events.length > 0);
+  const base = (answer?.events ?? []).length - events.length;
+  keyed(
+    at.events,
+    events.map((event, index) => ({ event, key: base + events.length - index })),
+    (e) => e.key,
+    (e) => eventRow(e.event),
+    () => {},
+  );
+  show(at.reportPart, Boolean(answer?.report));
+  if (answer?.report)
+    refill(at.report, answer.report, () =>
+      h(
+        "details",
+        {},
+        h("summary", {}, "As JSON, for programs"),
+        h("pre", { tabindex: "0", "aria-label": "Report as JSON" }, pretty(answer.report)),
+      ),
+    );
+}
+
+/** JSON in lines: each is made safe by itself, so that its ends stay. */
+function pretty(value) {
+  return JSON.stringify(value, null, 2)
+    .split("\n")
+    .map((line) => document.createTextNode(`${clean(line)}\n`));
+}
+
+export function open(name) {
+  const at = skeleton(name);
+  const look = reader(name, () => update());
+  let last = null;
+
+  function update() {
+    look.tick();
+    const job = state.jobs.get(name) ?? look.read.answer?.job ?? last;
+    const { error } = look.read;
+    refill(at.error, error ? [error.message, error.status] : null, () =>
+      error
+        ? failure(
+            error.status === 404
+              ? { message: `there is no job ${name}`, remedy: "see the list of all jobs" }
+              : error,
+          )
+        : [],
+    );
+    if (!job) return;
+    last = job;
+    paint(at, job, look.read);
+  }
+  const readMs = () => {
+    const details = look.read.readMs;
+    const isLive = last && !last.ended && details;
+    return isLive ? Math.min(state.readMs ?? details, details) : state.readMs;
+  };
+  return { node: at.node, title: name, update, readMs, close: look.stop };
+}

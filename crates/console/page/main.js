@@ -1,0 +1,266 @@
+// The page: who is logged in, which view is open, how old what is shown is, one paint for each frame.
+//
+// Names for a test driver, as data-test:
+//   frame       nav-cluster nav-jobs nav-migrations nav-fleet nav-audit who theme sign-out
+//               connection (data-state: connecting, live, lost) age error remedy command command-copy
+//   login       login token login-button
+//   cluster     cluster-state cluster-error canary canary-now finding whole-bar shard (data-id) shard-filter
+//               shard-sort shard-more moving (data-job) repair rebalance reshard drain
+//   plan        plan-dialog plan-by plan-use-empty plan-threshold plan-slots plan-to plan-node plan-form
+//               plan-form-button plan-summary plan-note plan-move plan-node-row approve-form approve-confirm
+//               approve-form-button plan-again plan-nothing repair-dialog repair-action
+//   jobs        job-state-filter job-text-filter job-count job-row (data-job) job-more jobs-new
+//   job         job-name job-state job-percent job-eta job-message job-slots keys-chart bytes-chart lag-chart
+//               canary-chart (each with -now) event set-form set-keys set-bytes set-latency set-form-button
+//               pause resume cancel cutover cancel-dialog cancel-confirm cancel-form cancel-button again report
+//   migrations  migration (data-job) sides-form source target source-password target-password mirror
+//               start-confirm assess-button sync-button verify-button step-assess step-sync step-verify
+//               step-rehearse step-cutover step-back (data-done) true missing step-button assess-verdict
+//               fence max-pause compare reverse rehearse-button cutover-dialog cutover-confirm
+//               cutover-button back-button outcome
+//   fleet       fleet-state member backend
+//   audit       audit-row
+//   dialogs     dialog-close; a form's own button is NAME-button
+
+import { forgetToken, get, keepToken, onRefused, takeToken, token } from "./api.js";
+import { announce, field, fill, h, show, text } from "./dom.js";
+import { closeAll, form } from "./dialogs.js";
+import { follow } from "./stream.js";
+import { may, reset, serverNow, state, take } from "./store.js";
+import { ago, clock } from "./units.js";
+import * as audit from "./audit.js";
+import * as cluster from "./cluster.js";
+import * as fleet from "./fleet.js";
+import * as job from "./job.js";
+import * as jobs from "./jobs.js";
+import * as migration from "./migration.js";
+import * as migrations from "./migrations.js";
+
+const VIEWS = {
+  cluster: [cluster],
+  jobs: [jobs, job],
+  migrations: [migrations, migration],
+  fleet: [fleet],
+  audit: [audit],
+};
+
+const byId = (id) => document.getElementById(id);
+let view = null;
+let stream = null;
+let lastGot = Date.now();
+let pending = null;
+let askingMe = false;
+
+/** The view that the address names, and what it is about. */
+function route() {
+  const [, page, rest] = /^#\/([a-z]+)(?:\/(.+))?$/.exec(location.hash) ?? [];
+  const views = VIEWS[page];
+  if (!views) return null;
+  let name = rest;
+  try {
+    name = rest && decodeURIComponent(rest);
+  } catch {
+    // It is no escape: the name as it is.
+  }
+  return name && views[1] ? { page, module: views[1], name } : { page, module: views[0] };
+}
+
+function openView(moveFocus) {
+  const to = route();
+  if (!token()) return;
+  if (!to) {
+    // A part of this page, such as the content that the skip link leads to, is no other view.
+    if (!view) location.replace("#/cluster");
+    return;
+  }
+  closeAll();
+  view?.close?.();
+  view = to.module.open(to.name);
+  const main = byId("main");
+  fill(main, view.node);
+  document.title = `${view.title} - Whimbrel`;
+  document.querySelectorAll("nav a").forEach((a) => {
+    if (a.getAttribute("href") === `#/${to.page}`) a.setAttribute("aria-current", "page");
+    else a.removeAttribute("aria-current");
+  });
+  view.update?.(null);
+  showAge();
+  if (moveFocus) {
+    scrollTo(0, 0);
+    main.querySelector("h1")?.focus({ preventScroll: true });
+  }
+}
+
+/** Paints what has come, once for each frame however much that was. */
+function soon(changed) {
+  if (pending) {
+    changed.jobs?.forEach((name) => (pending.jobs ??= new Set()).add(name));
+    for (const part of ["cluster", "fleet", "canary"]) pending[part] ||= changed[part];
+    return;
+  }
+  pending = changed;
+  requestAnimationFrame(() => {
+    const now = pending;
+    pending = null;
+    view?.update?.(now);
+    showAge();
+  });
+}
+
+function showAge() {
+  if (!token()) return;
+  const node = byId("age");
+  const read = view?.readMs ? view.readMs() : state.readMs;
+  const age = read ? serverNow() - read : null;
+  node.dataset.state = state.connection;
+  document.body.classList.toggle("stale", state.connection === "lost");
+  const ofWhen = state.everRead && read ? `what you see is of ${clock(read)}` : "nothing has been read yet";
+  if (state.connection === "lost") {
+    text(byId("age-text"), `connection lost ${ago(Date.now() - state.lostAt)}, trying again: ${ofWhen}`);
+  } else if (!state.everRead || age === null) {
+    text(byId("age-text"), state.everRead ? "not read yet" : "connecting …");
+  } else if (state.trouble) {
+    text(byId("age-text"), `jobs cannot be read (${state.trouble}): ${ofWhen}`);
+  } else {
+    text(byId("age-text"), `read ${ago(age)}`);
+  }
+}
+
+function showWho() {
+  const { me } = state;
+  text(byId("who"), me ? `${me.name}: ${me.role}` : "");
+  byId("who").title = me ? `whimbrel ${me.version}` : "";
+  show(document.querySelector('[data-test="nav-audit"]').parentNode, may("administer"));
+  show(document.querySelector('[data-test="nav-audit"]'), may("administer"));
+  show(byId("sign-out"), Boolean(token()));
+}
+
+/** Asked beside the stream, and again until it is known: no view waits for it. */
+async function askMe() {
+  if (askingMe || state.me) return;
+  askingMe = true;
+  try {
+    state.me = await get("me");
+    showWho();
+    view?.update?.(null);
+  } catch {
+    // The stream says what is wrong, and asks again with its next message.
+  }
+  askingMe = false;
+}
+
+function connect() {
+  stream?.stop();
+  [lastGot, state.connection] = [Date.now(), "connecting"];
+  askMe();
+  stream = follow({
+    message(event, data) {
+      const wasLost = state.connection === "lost";
+      lastGot = Date.now();
+      const changed = take(event, data);
+      if (wasLost) announce("connection found again");
+      changed.said.forEach(announce);
+      if (!state.me) askMe();
+      soon(changed);
+    },
+    heard() {},
+    lost() {
+      if (state.connection !== "lost") announce("connection lost, trying again");
+      if (state.connection !== "lost") state.lostAt = lastGot;
+      state.connection = "lost";
+      showAge();
+    },
+    refused: () => login("The token is not valid, or not any more."),
+  });
+}
+
+function login(why) {
+  stream?.stop();
+  closeAll();
+  view?.close?.();
+  view = null;
+  forgetToken();
+  reset();
+  showWho();
+  byId("age").dataset.state = "connecting";
+  text(byId("age-text"), "not logged in");
+  const input = h("input", { type: "password", test: "token", autocomplete: "off", required: true });
+  const made = form({
+    test: "login",
+    label: "Log in",
+    ready: () => input.value.trim() !== "",
+    parts: [
+      field(
+        "Token",
+        input,
+        "whimbrel serve prints the address with a token. It is kept until this tab closes.",
+      ),
+    ],
+    run: async () => {
+      keepToken(input.value);
+      input.value = "";
+      start();
+    },
+  });
+  fill(
+    byId("main"),
+    h(
+      "section",
+      { class: "login" },
+      h("h1", { tabindex: "-1" }, "Log in"),
+      why ? h("p", { class: "failure", role: "alert", test: "error" }, why) : null,
+      made.node,
+    ),
+  );
+  document.title = "Log in - Whimbrel";
+  input.focus();
+}
+
+function start() {
+  view = null;
+  showWho();
+  if (!route()) location.replace("#/cluster");
+  openView(true);
+  connect();
+}
+
+const THEMES = ["system", "dark", "light"];
+
+function setTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  text(byId("theme"), `Theme: ${theme}`);
+  try {
+    if (theme === "system") localStorage.removeItem("whimbrel-theme");
+    else localStorage.setItem("whimbrel-theme", theme);
+  } catch {
+    // Storage that is forbidden: until the page is left, then.
+  }
+}
+
+byId("theme").addEventListener("click", () => {
+  const now = document.documentElement.dataset.theme ?? "system";
+  setTheme(THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
+});
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
+byId("sign-out").addEventListener("click", () => login());
+addEventListener("hashchange", () => {
+  if (location.hash.startsWith("#token=")) {
+    takeToken();
+    reset();
+    start();
+  } else {
+    openView(true);
+  }
+});
+onRefused(() => token() && login("The token is not valid, or not any more."));
+setInterval(showAge, 1000);
+document.addEventListener("visibilitychange", showAge);
+
+takeToken();
+text(byId("theme"), `Theme: ${document.documentElement.dataset.theme ?? "system"}`);
+if (token()) start();
+else login();
