@@ -6,12 +6,14 @@
 //! what was promised to them.
 
 pub mod binary;
+pub mod browser;
 pub mod cluster_writers;
 pub mod compare;
 pub mod dataset;
 pub mod deployment;
 pub mod fleets;
 pub mod fronts;
+pub mod http;
 pub mod permissions;
 pub mod resharding;
 pub mod shards;

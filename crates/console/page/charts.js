@@ -4,8 +4,8 @@
 import { attr, fill, h, plainTable, text } from "./dom.js";
 import { clock, UNKNOWN } from "./units.js";
 
-/** What a chart shows of the time before now, in milliseconds. */
-const SPAN_MS = 5 * 60 * 1000;
+/** What a chart shows before now, in milliseconds: the shorter one while that holds everything. */
+const SPANS_MS = [60 * 1000, 5 * 60 * 1000];
 
 /** A gap longer than this is one: nobody knows what was between. */
 const GAP_MS = 5000;
@@ -13,23 +13,27 @@ const GAP_MS = 5000;
 /** Rows of the table. */
 const ROWS = 20;
 
-/** Rounds up to 1, 2 or 5 of some power of ten, so that the axis has a number that can be read. */
-function ceiling(value) {
+/**
+ * Rounds up, so that the axis has a number that can be read: to 1, 2 or 5 of some power of ten, or of the
+ * unit of bytes that it is shown in.
+ */
+function ceiling(value, base) {
   if (!(value > 0)) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= value);
+  const unit = base ** Math.floor(Math.log(value) / Math.log(base) + 1e-9);
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1024];
+  return steps.map((n) => n * unit).find((n) => n >= value) ?? base * unit;
 }
 
-function line(points, of, now, top) {
+function line(points, of, now, top, span) {
   const parts = [];
   let before = null;
   for (const point of points) {
     const value = point[of];
-    if (value === null || value === undefined || now - point.at > SPAN_MS) {
+    if (value === null || value === undefined || now - point.at > span) {
       if (value === null || value === undefined) before = null;
       continue;
     }
-    const x = (1000 * (SPAN_MS - (now - point.at))) / SPAN_MS;
+    const x = (1000 * (span - (now - point.at))) / span;
     const y = 100 - (100 * Math.min(value, top)) / top;
     const isNext = before !== null && point.at - before <= GAP_MS;
     // One point alone would be no line: it gets a length.
@@ -43,7 +47,7 @@ function line(points, of, now, top) {
  * A chart with a title. `series` are `{of, name}`: the field of a point, and what it is called; `format`
  * writes a value.
  */
-export function chart({ title, series, format, test, empty }) {
+export function chart({ title, series, format, test, empty, base = 10 }) {
   const now = h("span", { class: "now", test: `${test}-now` });
   const lines = series.map((_, index) => h("path", { class: `line s${index}` }));
   const svg = h(
@@ -51,7 +55,7 @@ export function chart({ title, series, format, test, empty }) {
     { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" },
     lines,
   );
-  const [top, middle] = [h("span", {}), h("span", {})];
+  const [top, middle, since] = [h("span", {}), h("span", {}), h("span", {})];
   const table = h("details", {}, h("summary", {}, "As a table"), h("div", {}));
   const keys =
     series.length > 1
@@ -71,7 +75,7 @@ export function chart({ title, series, format, test, empty }) {
       h("div", { class: "y", "aria-hidden": "true" }, top, middle, h("span", {}, "0")),
       svg,
     ),
-    h("div", { class: "x", "aria-hidden": "true" }, h("span", {}, "5 min ago"), h("span", {}, "now")),
+    h("div", { class: "x", "aria-hidden": "true" }, since, h("span", {}, "now")),
     keys,
     table,
   );
@@ -98,8 +102,10 @@ export function chart({ title, series, format, test, empty }) {
     set(points, at) {
       last = [points, at];
       const values = points.flatMap((point) => series.map((s) => point[s.of] ?? 0));
-      const most = ceiling(Math.max(0, ...values));
-      lines.forEach((path, index) => attr(path, "d", line(points, series[index].of, at, most)));
+      const span = SPANS_MS.find((ms) => at - (points[0]?.at ?? at) <= ms) ?? SPANS_MS.at(-1);
+      const most = ceiling(Math.max(0, ...values), base);
+      lines.forEach((path, index) => attr(path, "d", line(points, series[index].of, at, most, span)));
+      text(since, `${span / 60000} min ago`);
       text(top, format(most));
       text(middle, format(most / 2));
       const said = series.map((s) => format(points.at(-1)?.[s.of]));

@@ -25,6 +25,9 @@ const PAGE = 200;
 /** Above this many nodes rows are low, and replicas are counted, not named: as on the terminal. */
 const NAMED = 24;
 
+/** Moves that are listed here; the page of jobs has all. */
+const MOVES = 8;
+
 /** Pairs of nodes between which slots glide at once. */
 const GLIDES = 24;
 
@@ -98,7 +101,7 @@ function makeShard(of, colour) {
     drain: button("Drain", "drain", () => openPlan("drain", { node: parts.shard }), { class: "small" }),
   };
   cells.node.append(parts.mark, parts.address, " ", parts.id, " ", parts.version, parts.silent);
-  cells.bar.append(parts.bar.node, parts.slots);
+  cells.bar.append(h("span", { class: "barline" }, parts.bar.node, parts.slots));
   cells.do.append(parts.drain);
   line.parts = parts;
   return line;
@@ -195,7 +198,8 @@ function skeleton() {
   attr(at.whole.node, "data-test", "whole-bar");
   at.filter.value = kept.filter;
   at.over = h("div", { class: "over" }, at.of.region);
-  at.movingPart = h("section", {}, h("h2", {}, "Moving now"), at.moving);
+  at.moreMoves = h("p", {}, h("a", { href: "#/jobs" }, ""));
+  at.movingPart = h("section", {}, h("h2", {}, "Moving now"), at.moving, at.moreMoves);
   at.findingsPart = h("section", {}, h("h2", {}, "What status finds"), at.findings);
   at.chartPart = h(
     "section",
@@ -292,8 +296,9 @@ function paintCanary(at) {
   const { requests, errors, redirects, mean_ms: mean, longest_ms: longest } = state.canary;
   text(
     at.canary,
-    `A client of the console's own read ${countOf(requests, "key")} in the last second: ${latency(mean)} on ` +
-      `average, ${latency(longest)} at most; ${countOf(redirects ?? 0, "redirect")}, ${countOf(errors ?? 0, "error")}.`,
+    `A client of the console's own sent ${countOf(requests, "request")} in the last second: ` +
+      `${latency(mean)} on average, ${latency(longest)} at most; ` +
+      `${countOf(redirects ?? 0, "redirect")}, ${countOf(errors ?? 0, "error")}.`,
   );
   at.chart.set(canaryTrace, serverNow());
 }
@@ -365,7 +370,7 @@ export function open() {
     );
     const all = ordered(shards);
     const isLarge = (cluster.nodes ?? 0) > NAMED;
-    attr(at.of.node, "data-large", isLarge);
+    attr(at.of.node, "data-large", String(isLarge));
     const at_ = new Map(now.ids.map((id, index) => [id, index]));
     const stays = may("operate") && shards.length > 1;
     const part = all
@@ -404,7 +409,9 @@ export function open() {
     if (changed && !changed.cluster && !changed.jobs) return;
     const running = [...state.jobs.values()].filter((job) => job.kind === "move" && !job.ended).sort(order);
     show(at.movingPart, running.length > 0);
-    keyed(at.moving, running.slice(0, 50), (job) => job.name, makeMove, updateMove);
+    show(at.moreMoves, running.length > MOVES);
+    text(at.moreMoves.firstChild, `${count(running.length - MOVES)} more`);
+    keyed(at.moving, running.slice(0, MOVES), (job) => job.name, makeMove, updateMove);
     paintSlots();
   }
   return {

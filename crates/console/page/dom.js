@@ -1,7 +1,7 @@
 // Builds and changes the page. Text of servers gets in here, as text nodes and attributes only.
 // What has not changed is not touched: a thousand rows a second stay cheap, and a selection stays.
 
-import { clean } from "./units.js";
+import { clean, UNKNOWN } from "./units.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "polyline", "line", "rect", "g"]);
@@ -44,6 +44,12 @@ export function text(node, value) {
   if (node.shownText === wanted) return;
   node.shownText = wanted;
   node.textContent = wanted;
+}
+
+/** Sets the text of a cell; one that says nothing is left out where rows are shown as cards. */
+export function cell(node, value) {
+  text(node, value);
+  attr(node, "data-empty", value === UNKNOWN);
 }
 
 export function attr(node, name, value) {

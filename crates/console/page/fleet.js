@@ -124,7 +124,8 @@ export function open() {
     attr(badge, "data-mood", mood);
     text(
       lead,
-      `${countOf(fleet.partitions, "partition")}, ${countOf(fleet.members.length, "member")}, term ${count(fleet.term)}; ` +
+      `${countOf(fleet.partitions, "partition")}, ${countOf(fleet.members.length, "member")}, ` +
+        `term ${count(fleet.term)}; ` +
         `moves: ${count(fleet.moved)} made, ${count(fleet.failed)} given up since the start`,
     );
     keyed(

@@ -20,7 +20,7 @@ import {
 import { chart } from "./charts.js";
 import { between, doneOf, mood, rateOf } from "./jobs.js";
 import { confirm, form } from "./dialogs.js";
-import { parse, shardBar, sizeOf, told } from "./slots.js";
+import { minus, parse, shardBar, sizeOf, told } from "./slots.js";
 import { canaryTrace, may, noteLag, serverNow, state, stateOf, traceOf } from "./store.js";
 import {
   bytes,
@@ -114,7 +114,8 @@ export function syncParts(status) {
   if (!status) return [];
   const { counts = {} } = status;
   const lines = [
-    `${countOf(counts.written ?? 0, "key")} and ${bytes(counts.bytes_written ?? 0)} written, ${count(counts.gone ?? 0)} removed; ` +
+    `${countOf(counts.written ?? 0, "key")} and ${bytes(counts.bytes_written ?? 0)} written, ` +
+      `${count(counts.gone ?? 0)} removed; ` +
       `${count(counts.retries ?? 0)} retries, ${countOf(counts.failed ?? 0, "key")} failed, ` +
       `${countOf(status.doubtful_slots ?? 0, "slot")} in doubt`,
     status.trouble ? `tried again: ${status.trouble}` : null,
@@ -200,7 +201,7 @@ function setForm(name) {
 
 function askCancel(job) {
   const what = {
-    move: "What is not handed over yet is rolled back. Slots that were handed over stay with their new owner.",
+    move: "What is not handed over yet is rolled back. Slots that were handed over stay where they are.",
     sync: "The sync ends for good. What was written to the target stays there.",
     copy: "The copy ends. What was written to the target stays there.",
     verify: "The comparison ends. Nothing is changed.",
@@ -285,6 +286,7 @@ function charts() {
     }),
     bytes: chart({
       title: "Throughput, bytes a second",
+      base: 1024,
       test: "bytes-chart",
       format: (n) => (typeof n === "number" ? `${bytes(n)}` : "-"),
       series: [{ of: "bytes", name: "bytes/s" }],
@@ -385,7 +387,7 @@ function paintMove(at, job) {
   const [planned, moved] = [parse(job.slots), parse(job.moved)];
   const words = `${count(sizeOf(moved))} of ${countOf(sizeOf(planned), "slot")} are handed over`;
   at.bar.set(
-    { owned: moved, coming: job.ended ? [] : planned, leaving: [] },
+    { owned: moved, coming: job.ended ? [] : minus(planned, moved), leaving: [] },
     `${words}: ${told(moved) || "none"}`,
   );
   text(at.slots, `${words}. All: ${told(planned)}.`);

@@ -1,7 +1,7 @@
 // The list of jobs. A thousand of them change each second: rows are made once, and only cells whose text is
 // different are written.
 
-import { attr, button, h, keyed, progress, row, select, show, table, text } from "./dom.js";
+import { attr, button, cell, h, keyed, progress, row, select, show, table, text } from "./dom.js";
 import { slotCount } from "./slots.js";
 import { state, stateOf } from "./store.js";
 import { bytes, count, countOf, duration, short, time } from "./units.js";
@@ -66,9 +66,10 @@ function makeRow(of, job) {
   const badge = h("span", { class: "badge" });
   const done = progress(`How much of ${job.name} is done`);
   line.cells_.name.append(link);
-  line.cells_.state.append(badge);
+  const said = h("span", { class: "said" });
+  line.cells_.state.append(badge, said);
   line.cells_.percent.append(done.node);
-  Object.assign(line, { badge, done });
+  Object.assign(line, { badge, done, said });
   return line;
 }
 
@@ -81,17 +82,18 @@ function updateRow(line, job) {
   text(line.badge, stateOf(job));
   attr(line.badge, "data-mood", mood(job));
   line.done.set(job.percent, doneOf(job));
-  text(cells.eta, job.ended ? "-" : duration(job.eta_ms));
-  text(cells.rate, job.ended ? "-" : rateOf(job));
+  cell(cells.eta, job.ended ? "-" : duration(job.eta_ms));
+  cell(cells.rate, job.ended ? "-" : rateOf(job));
   text(cells.started, time(job.created_s));
-  text(cells.ended, job.ended_s ? time(job.ended_s) : "-");
-  attr(line, "title", job.message || null);
+  cell(cells.ended, job.ended_s ? time(job.ended_s) : "-");
+  text(line.said, job.message ?? "");
+  show(line.said, Boolean(job.message));
 }
 
 /** What is looked for in a job. */
 function matches(job, words) {
-  const all = `${job.name} ${job.kind} ${job.source} ${job.target} ${stateOf(job)} ${job.message} ${job.cluster}`;
-  const lower = all.toLowerCase();
+  const parts = [job.name, job.kind, job.source, job.target, stateOf(job), job.message, job.cluster];
+  const lower = parts.join(" ").toLowerCase();
   return words.every((word) => lower.includes(word));
 }
 

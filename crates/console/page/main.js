@@ -12,7 +12,8 @@
 //   jobs        job-state-filter job-text-filter job-count job-row (data-job) job-more jobs-new
 //   job         job-name job-state job-percent job-eta job-message job-slots keys-chart bytes-chart lag-chart
 //               canary-chart (each with -now) event set-form set-keys set-bytes set-latency set-form-button
-//               pause resume cancel cutover cancel-dialog cancel-confirm cancel-form cancel-button again report
+//               pause resume cancel cutover cancel-dialog cancel-confirm cancel-form cancel-button again
+//               report
 //   migrations  migration (data-job) sides-form source target source-password target-password mirror
 //               start-confirm assess-button sync-button verify-button step-assess step-sync step-verify
 //               step-rehearse step-cutover step-back (data-done) true missing step-button assess-verdict
@@ -163,7 +164,6 @@ function connect() {
       if (!state.me) askMe();
       soon(changed);
     },
-    heard() {},
     lost() {
       if (state.connection !== "lost") announce("connection lost, trying again");
       if (state.connection !== "lost") state.lostAt = lastGot;

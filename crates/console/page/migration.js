@@ -347,7 +347,7 @@ function paintBack(at, job, mine) {
       ? [
           !runs &&
             !came &&
-            "nothing follows the target back: the cutover was made without --reverse-sync, or the way back has ended",
+            "nothing follows the target back: it was cut over without --reverse-sync, or that has ended",
         ]
       : ["this comes after the cutover, and takes the choice to be able to come back"];
   at.back.set(

@@ -152,24 +152,30 @@ export function openPlan(kind, preset) {
   });
 }
 
+/** How often and how long writes are paused, where the notes of the plan do not say so. */
+function pauses(plan) {
+  if (typeof plan.max_pause_ms !== "number") {
+    return ["The servers hand the slots over themselves: how long writes are paused is up to them."];
+  }
+  const [often, most] = [countOf(plan.pauses_max ?? 0, "time"), duration(plan.max_pause_ms)];
+  const isTold = plan.notes?.some((note) => note.includes("paused"));
+  return [
+    isTold
+      ? null
+      : `Writes of a source are paused ${often}, for at most ${most} each time; reads go on.`,
+    typeof plan.pause_ms === "number"
+      ? `Without writers a handover takes about ${duration(plan.pause_ms)}.`
+      : null,
+  ].filter(Boolean);
+}
+
 function summary(plan) {
   const lines = [
-    `${countOf(plan.moves.length, "move")}: ${countOf(plan.slots, "slot")}, ${countOf(plan.keys ?? 0, "key")}, about ` +
-      bytes(plan.estimated_bytes),
+    `${countOf(plan.moves.length, "move")}: ${countOf(plan.slots, "slot")}, ` +
+      `${countOf(plan.keys ?? 0, "key")}, about ${bytes(plan.estimated_bytes)}`,
   ];
   lines.push(`Method ${plan.method}${plan.why ? `: ${plan.why}` : ""}`);
-  if (typeof plan.max_pause_ms === "number") {
-    lines.push(
-      `Writes of a source are paused at most ${countOf(plan.pauses_max ?? 0, "time")}, for at most ` +
-        `${duration(plan.max_pause_ms)} each` +
-        (typeof plan.pause_ms === "number"
-          ? `; without writers a handover takes about ${duration(plan.pause_ms)}`
-          : "") +
-        ". Reads go on.",
-    );
-  } else {
-    lines.push("The servers hand the slots over themselves: how long writes are paused is up to them.");
-  }
+  lines.push(...pauses(plan));
   if (typeof plan.estimated_ms === "number") lines.push(`Estimated time: ${duration(plan.estimated_ms)}`);
   return h(
     "ul",
@@ -210,27 +216,25 @@ function nodesTable(plan, what) {
       n("bytes after"),
       { head: what, class: "beforeafter" },
     ],
-    nodes
-      .slice(0, ROWS_MAX)
-      .map((node) => [
-        name(node),
-        count(node.before.slots),
-        count(node.after.slots),
-        change(node),
-        count(node.before.keys),
-        count(node.after.keys),
-        bytes(node.before.bytes),
-        bytes(node.after.bytes),
-        h(
-          "span",
-          {
-            role: "img",
-            "aria-label": `${format(node.before[what])} before, ${format(node.after[what])} after`,
-          },
-          bar(node.before[what], "before"),
-          bar(node.after[what], "after"),
-        ),
-      ]),
+    nodes.slice(0, ROWS_MAX).map((node) => [
+      name(node),
+      count(node.before.slots),
+      count(node.after.slots),
+      change(node),
+      count(node.before.keys),
+      count(node.after.keys),
+      bytes(node.before.bytes),
+      bytes(node.after.bytes),
+      h(
+        "span",
+        {
+          role: "img",
+          "aria-label": `${format(node.before[what])} before, ${format(node.after[what])} after`,
+        },
+        bar(node.before[what], "before"),
+        bar(node.after[what], "after"),
+      ),
+    ]),
     { class: "cards" },
   );
   region.querySelectorAll("tbody tr").forEach((tr) => (tr.dataset.test = "plan-node-row"));

@@ -28,6 +28,14 @@ export const sizeOf = (ranges) => ranges.reduce((sum, [first, last]) => sum + la
 /** How many slots a text of ranges has. */
 export const slotCount = (text) => sizeOf(parse(text));
 
+/** The slots of the first that are not in the second. */
+export function minus(ranges, others) {
+  const is = new Uint8Array(SLOTS);
+  for (const [first, last] of ranges) is.fill(1, first, last + 1);
+  for (const [first, last] of others) is.fill(0, first, last + 1);
+  return rangesWhere((slot) => is[slot] === 1);
+}
+
 /** Pairs as text, the first few of them. */
 export function told(ranges, most = 6) {
   const one = ([first, last]) => (first === last ? `${first}` : `${first}-${last}`);

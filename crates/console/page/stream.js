@@ -6,6 +6,9 @@ import { headers } from "./api.js";
 /** Silence for longer than this is a lost connection, in milliseconds. */
 const SILENT_MS = 5000;
 
+/** A server that is asked anew gets more time for its first word: it may have much to read first. */
+const FIRST_MS = 15000;
+
 /** Pauses before it is tried again; the last one for as long as it takes. */
 const PAUSES_MS = [300, 1000, 2000, 3500, 5000];
 
@@ -34,16 +37,15 @@ export function parser(found) {
 }
 
 /**
- * Follows until `stop` of what it returns is called. `on` has `message(event, data)`, `heard()`,
- * `lost(why)` and `refused()`.
+ * Follows until `stop` of what it returns is called. `on` has `message(event, data)`, `lost(why)` and `refused()`.
  */
 export function follow(on) {
   let [stopped, tries, abort, wake] = [false, 0, null, () => {}];
-  let heardAt = Date.now();
+  let [heardAt, patience] = [Date.now(), FIRST_MS];
 
   async function once() {
     abort = new AbortController();
-    heardAt = Date.now();
+    [heardAt, patience] = [Date.now(), FIRST_MS];
     const answer = await fetch("/api/v1/stream", {
       headers: headers({ accept: "text/event-stream" }),
       signal: abort.signal,
@@ -62,14 +64,13 @@ export function follow(on) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) throw new Error("the server has ended the connection");
-      heardAt = Date.now();
-      on.heard();
+      [heardAt, patience] = [Date.now(), SILENT_MS];
       take(decoder.decode(value, { stream: true }));
     }
   }
 
   const watch = setInterval(() => {
-    if (Date.now() - heardAt > SILENT_MS) abort?.abort();
+    if (Date.now() - heardAt > patience) abort?.abort();
   }, 500);
   const hurry = () => wake();
   addEventListener("online", hurry);

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -16,8 +17,8 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::link::Link;
 
-/// One request in this many milliseconds.
-const PERIOD: Duration = Duration::from_millis(5);
+/// How often it asks while slots move.
+pub const PERIOD: Duration = Duration::from_millis(5);
 
 /// Redirections that are followed for one request.
 const HOPS_MAX: usize = 5;
@@ -41,20 +42,41 @@ pub struct CanaryReport {
     pub longest_ms: u64,
 }
 
+/// How long answers took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Answered {
+    /// Requests that were answered, or should have been.
+    pub requests: u64,
+    /// Those without an answer.
+    pub errors: u64,
+    /// Redirections that were followed.
+    pub redirects: u64,
+    /// How long all of them took together, in microseconds.
+    pub total_us: u64,
+    /// How long the slowest took, in microseconds.
+    pub longest_us: u64,
+}
+
 /// A running canary.
 #[derive(Debug)]
 pub struct Canary {
     stop: CancellationToken,
     task: JoinHandle<CanaryReport>,
+    lately: Arc<Mutex<Answered>>,
 }
 
 impl Canary {
-    /// Begins to ask for names in `slots`, one after another.
-    pub fn start(deployment: Arc<Deployment>, slots: &SlotSet) -> Canary {
-        let stop = CancellationToken::new();
+    /// Begins to ask for names in `slots`, one after another, one in each `period`.
+    pub fn start(deployment: Arc<Deployment>, slots: &SlotSet, period: Duration) -> Canary {
+        let (stop, lately) = (CancellationToken::new(), Arc::<Mutex<Answered>>::default());
         let slots: Vec<Slot> = slots.iter().collect();
-        let task = tokio::spawn(watch(deployment, slots, stop.clone()));
-        Canary { stop, task }
+        let task = tokio::spawn(watch(deployment, slots, period, lately.clone(), stop.clone()));
+        Canary { stop, task, lately }
+    }
+
+    /// How long answers took since this was asked last.
+    pub fn take_lately(&self) -> Answered {
+        std::mem::take(&mut self.lately.lock())
     }
 
     /// Ends it, and tells what it met.
@@ -64,7 +86,13 @@ impl Canary {
     }
 }
 
-async fn watch(deployment: Arc<Deployment>, slots: Vec<Slot>, stop: CancellationToken) -> CanaryReport {
+async fn watch(
+    deployment: Arc<Deployment>,
+    slots: Vec<Slot>,
+    period: Duration,
+    lately: Arc<Mutex<Answered>>,
+    stop: CancellationToken,
+) -> CanaryReport {
     let mut seen = CanaryReport::default();
     let mut client = Client { deployment, links: HashMap::new(), owners: HashMap::new() };
     let mut turn = 0;
@@ -72,14 +100,25 @@ async fn watch(deployment: Arc<Deployment>, slots: Vec<Slot>, stop: Cancellation
         // Neighbours have the same fate: a stride looks at all parts of the range soon.
         turn = (turn + 4_099) % slots.len();
         let started = Instant::now();
+        let before = seen.moved + seen.ask;
         seen.requests += 1;
-        if client.ask(slots[turn], &mut seen).await.is_err() {
+        let has_failed = client.ask(slots[turn], &mut seen).await.is_err();
+        if has_failed {
             seen.errors += 1;
             client.links.clear();
         }
         let took = started.elapsed();
         seen.longest_ms = seen.longest_ms.max(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
-        let _ = stop.run_until_cancelled(tokio::time::sleep(PERIOD.saturating_sub(took))).await;
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        {
+            let mut lately = lately.lock();
+            lately.requests += 1;
+            lately.errors += u64::from(has_failed);
+            lately.redirects += seen.moved + seen.ask - before;
+            lately.total_us = lately.total_us.saturating_add(took_us);
+            lately.longest_us = lately.longest_us.max(took_us);
+        }
+        let _ = stop.run_until_cancelled(tokio::time::sleep(period.saturating_sub(took))).await;
     }
     seen
 }

@@ -15,34 +15,34 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http_body_util::{BodyExt as _, Limited};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use hyper_util::rt::TokioIo;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::remedy::Remedy;
 
-use crate::lobby::Lobby;
+use crate::web::{Limits, Listener};
 
 /// Connections at once, and those of one address. Of more the oldest ends.
 pub const CONNECTIONS_MAX: usize = 64;
-const CONNECTIONS_EACH: usize = 32;
 
 /// How long a request may take to arrive.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
-/// How long a connection may last: one that takes in nothing keeps nobody else away for longer.
-const CONNECTION_TIME: Duration = Duration::from_secs(30);
-
-/// How long to wait after a connection could not be accepted: out of file descriptors, for example.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What a listener allows whose answers are short. A connection that takes in nothing keeps nobody else away
+/// for longer.
+const LIMITS: Limits = Limits {
+    connections: CONNECTIONS_MAX,
+    of_one_address: 32,
+    request_time: REQUEST_TIME,
+    connection_time: Some(Duration::from_secs(30)),
+};
 
 /// The longest status that is taken in.
 const STATUS_BYTES_MAX: usize = 4 << 20;
@@ -141,20 +141,16 @@ impl Collector for Metrics {
 /// Answers over HTTP.
 #[derive(Debug)]
 pub struct HttpServer {
-    listener: TcpListener,
+    listener: Listener,
 }
 
 impl HttpServer {
     /// Begins to listen. Requests are answered once [`HttpServer::serve`] runs.
     ///
     /// # Errors
-    /// `Own` where the address cannot be listened on.
+    /// As [`Listener::bind`].
     pub async fn bind(listen: SocketAddr) -> Result<HttpServer> {
-        let listener = TcpListener::bind(listen).await.map_err(|e| {
-            Error::own(format!("listen on {listen}"), e)
-                .with_remedy("see that the address is this machine's and that the port is free")
-        })?;
-        Ok(HttpServer { listener })
+        Ok(HttpServer { listener: Listener::bind(listen, LIMITS, None).await? })
     }
 
     /// Where it listens.
@@ -162,7 +158,7 @@ impl HttpServer {
     /// # Errors
     /// `Own` where the system does not tell.
     pub fn address(&self) -> Result<SocketAddr> {
-        self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
+        self.listener.address()
     }
 
     /// Answers until `stop`.
@@ -179,34 +175,7 @@ impl HttpServer {
             )
             .route("/status", get(status))
             .with_state(exposed);
-        let lobby = Lobby::new(CONNECTIONS_MAX, CONNECTIONS_EACH);
-        // Requests under way at the stop are not waited for: a client asks again.
-        let mut connections = JoinSet::new();
-        while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
-            let (stream, waiting) = match accepted {
-                Ok((stream, peer)) => (TokioIo::new(stream), lobby.enter(peer.ip())),
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(REQUEST_TIME)
-                .serve_connection(stream, TowerToHyperService::new(router.clone()));
-            connections.spawn(async move {
-                let ends = waiting.ends();
-                let served = tokio::time::timeout(CONNECTION_TIME, connection);
-                match ends.run_until_cancelled(served).await {
-                    Some(Ok(Ok(()))) => {}
-                    Some(Ok(Err(error))) => tracing::debug!(%error, "a connection broke"),
-                    Some(Err(_)) | None => tracing::debug!("a connection was closed to make room"),
-                }
-                drop(waiting);
-            });
-            while connections.try_join_next().is_some() {}
-        }
+        self.listener.serve(router, stop).await;
     }
 }
 
@@ -257,7 +226,7 @@ async fn status(State(exposed): State<Arc<dyn MetricsSource>>, headers: HeaderMa
 
 /// Whether a `Host` header names this machine, and cannot be a name of somebody else's which leads here: then
 /// a page from there could read the answer in a browser.
-fn is_own_name(host: &str) -> bool {
+pub fn is_own_name(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => host,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -14,13 +15,16 @@ use whimbrel_flow::journal::{self, Unfinished};
 
 use crate::clock::now_s;
 use crate::steering;
-use crate::store::{Entry, Kind, Status, Store};
+use crate::store::{Entry, Event, Kind, Status, Store};
 
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
 
 /// How often it is looked whether it has.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
+
+/// How often it is looked for more events.
+const EVENTS_PERIOD: Duration = Duration::from_millis(500);
 
 /// What goes on with a job of this kind that is described so, as arguments; `None` for one that cannot go on.
 pub type Again = fn(Kind, &Value) -> Option<Vec<String>>;
@@ -164,6 +168,41 @@ impl Jobs {
             }
         }
         seen
+    }
+
+    /// Tells what happened to a job, and with `on` what happens to it until it has ended. False where `stop`
+    /// came before that.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub async fn follow(
+        &self,
+        entry: &Entry,
+        on: bool,
+        stop: &CancellationToken,
+        tell: impl Fn(&Event),
+    ) -> Result<bool> {
+        let mut last: Option<Event> = None;
+        let mut id = entry.status.id.clone();
+        loop {
+            // Looked at first: what a process writes last it writes while it still runs the job.
+            let runs = self.all()?.iter().any(|entry| entry.status.id == id && entry.running);
+            let mut events = self.store.events(&id);
+            if events.is_empty() && last.is_some() {
+                // It has ended, and is kept under another name.
+                id = format!("{id}-{:x}", entry.status.created_s);
+                events = self.store.events(&id);
+            }
+            let seen = last.as_ref().and_then(|last| events.iter().rposition(|event| event == last));
+            events[seen.map_or(0, |seen| seen + 1)..].iter().for_each(&tell);
+            last = events.pop();
+            if !on || !runs {
+                return Ok(true);
+            }
+            if stop.run_until_cancelled(tokio::time::sleep(EVENTS_PERIOD)).await.is_none() {
+                return Ok(false);
+            }
+        }
     }
 
     /// Waits until a job has ended that was asked to; how it ended, where that is known. `None` where it

@@ -39,7 +39,7 @@ pub mod hooks;
 pub mod http;
 pub mod job;
 pub mod jobs;
-mod lobby;
+pub mod lobby;
 pub mod moves;
 pub mod naming;
 pub mod open_files;
@@ -60,6 +60,7 @@ pub mod store;
 pub mod strangers;
 pub mod syncing;
 pub mod topology;
+pub mod web;
 
 pub use progress::JobProgress;
 

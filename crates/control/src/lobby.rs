@@ -126,11 +126,11 @@ impl Drop for Waiting {
 
 /// Which addresses have said wrong passwords lately.
 #[derive(Debug, Default)]
-pub(crate) struct Guesses(Mutex<HashMap<IpAddr, (u32, Instant)>>);
+pub struct Guesses(Mutex<HashMap<IpAddr, (u32, Instant)>>);
 
 impl Guesses {
     /// How long an address has to wait before its next password is looked at.
-    pub(crate) fn pause(&self, ip: IpAddr, now: Instant) -> Duration {
+    pub fn pause(&self, ip: IpAddr, now: Instant) -> Duration {
         let guesses = self.0.lock();
         let (count, last) = guesses.get(&origin(ip)).copied().unwrap_or((0, now));
         if count < GUESSES_FREE || now.duration_since(last) > GUESSES_LAST {
@@ -141,7 +141,7 @@ impl Guesses {
     }
 
     /// An address has said a wrong password. Says so in the log: the first times, and then ever more rarely.
-    pub(crate) fn refused(&self, ip: IpAddr, now: Instant) {
+    pub fn refused(&self, ip: IpAddr, now: Instant) {
         let origin = origin(ip);
         let mut guesses = self.0.lock();
         if guesses.len() >= GUESSERS_MAX

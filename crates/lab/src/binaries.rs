@@ -55,6 +55,12 @@ pub(crate) fn cache_dir() -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|dir| dir.join(".cache/whimbrel/engines")))
 }
 
+/// Where the browser is that `./dev engines chromium` brings: a folder with `bin` and `fonts`.
+pub fn browser_home() -> Option<PathBuf> {
+    let home = cache_dir()?.join("chromium");
+    home.join("bin/chromium-headless-shell").is_file().then_some(home)
+}
+
 /// Those of [`MODULES`] that are in `lib`, beside a folder of programs.
 fn modules_beside(bin: &Path) -> Vec<PathBuf> {
     let lib = bin.with_file_name("lib");

@@ -44,7 +44,7 @@ mod server;
 mod tls;
 mod wait;
 
-pub use binaries::Binaries;
+pub use binaries::{Binaries, browser_home};
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
 pub use disk::SmallDisk;
 pub use engine::Engine;

@@ -5,6 +5,8 @@ mod assess;
 mod atomic;
 mod cluster_view;
 mod config;
+mod console;
+mod console_page;
 mod cutover;
 mod daemon;
 mod daemon_view;

@@ -1,12 +1,12 @@
 //! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon.
 
-use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::http::Ask;
 use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, stop, wait_until_following};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
@@ -19,13 +19,8 @@ fn get(at: &str, path: &str) -> (String, String) {
 
 /// As [`get`], by another name of the machine.
 fn get_as(at: &str, path: &str, host: &str) -> (String, String) {
-    let mut stream = TcpStream::connect(at).expect("somebody listens");
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout can be set");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").expect("asked");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("answered");
-    let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
-    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+    let answer = Ask::new(at, &format!("GET {path}")).with("Host", host).answer();
+    (answer.head.lines().next().unwrap_or_default().to_owned(), answer.body)
 }
 
 /// Where a sync shows itself: it says so in its first lines.

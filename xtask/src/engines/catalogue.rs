@@ -14,7 +14,7 @@ pub(super) struct Engine {
     pub(super) name: &'static str,
     /// What is needed of its packages: the server first.
     pub(super) binaries: &'static [&'static str],
-    /// The version must be this one or one below it: `7.0.15` is one of `7.0`.
+    /// The version must be this one or one below it: `7.0.15` is one of `7.0`, and any of the empty one.
     pub(super) version: &'static str,
     pub(super) origin: Origin,
 }
@@ -26,16 +26,38 @@ pub(super) enum Origin {
         packages: &'static [&'static str],
         /// Debian releases that may carry it, the likeliest first.
         suites: &'static [&'static str],
+        /// What it needs besides programs and the libraries that these name.
+        resources: Option<&'static Resources>,
     },
     /// One file of a fixed version.
     Python(Wheel),
 }
 
+/// What a program needs that is no library it names.
+pub(super) struct Resources {
+    /// Where its packages have the program, with data that has to be beside it.
+    pub(super) folder: &'static str,
+    /// Files of that folder that nothing needs: names that contain one of these.
+    pub(super) without: &'static [&'static str],
+    /// Libraries that it loads once it runs.
+    pub(super) loads: &'static [&'static str],
+    /// A package of fonts, whose files come into the folder `fonts`.
+    pub(super) fonts: &'static str,
+}
+
+/// A browser without a screen, for the tests of the console.
+const CHROMIUM: Resources = Resources {
+    folder: "usr/lib/chromium",
+    without: &["crashpad", ".TOC", "libVkLayer", "libVkICD", "chrome_200_percent"],
+    loads: &["libsoftokn3.so", "libfreebl3.so", "libfreeblpriv3.so", "libnssckbi.so"],
+    fonts: "fonts-dejavu-core",
+};
+
 const REDIS_BINARIES: &[&str] = &["redis-server", "redis-cli"];
 
 const SERVER_ONLY: &[&str] = &["redis-server"];
 
-const ENGINES: [Engine; 14] = [
+const ENGINES: [Engine; 15] = [
     Engine {
         name: "redis-6.0",
         binaries: REDIS_BINARIES,
@@ -110,24 +132,44 @@ const ENGINES: [Engine; 14] = [
         name: "etcd",
         binaries: &["etcd"],
         version: "3",
-        origin: Origin::Debian { packages: &["etcd-server"], suites: &["bookworm", "trixie", "forky"] },
+        origin: Origin::Debian {
+            packages: &["etcd-server"],
+            suites: &["bookworm", "trixie", "forky"],
+            resources: None,
+        },
     },
     Engine {
         name: "nutcracker",
         binaries: &["nutcracker"],
         version: "0.5",
-        origin: Origin::Debian { packages: &["nutcracker"], suites: &["bookworm", "trixie", "forky"] },
+        origin: Origin::Debian {
+            packages: &["nutcracker"],
+            suites: &["bookworm", "trixie", "forky"],
+            resources: None,
+        },
+    },
+    Engine {
+        name: "chromium",
+        binaries: &["chromium-headless-shell"],
+        // It has another one every month, and any will do.
+        version: "",
+        origin: Origin::Debian {
+            packages: &["chromium-headless-shell", "chromium-common"],
+            suites: &["bookworm", "trixie", "forky"],
+            resources: Some(&CHROMIUM),
+        },
     },
 ];
 
 const fn redis(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
     let packages = &["redis-server", "redis-tools"];
-    Engine { name, binaries: REDIS_BINARIES, version, origin: Origin::Debian { packages, suites } }
+    let origin = Origin::Debian { packages, suites, resources: None };
+    Engine { name, binaries: REDIS_BINARIES, version, origin }
 }
 
 const fn valkey(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
     let (packages, binaries) = (&["valkey-server", "valkey-tools"], &["valkey-server", "valkey-cli"]);
-    Engine { name, binaries, version, origin: Origin::Debian { packages, suites } }
+    Engine { name, binaries, version, origin: Origin::Debian { packages, suites, resources: None } }
 }
 
 /// A server with modules for documents, filters, time series and searches. Their licences let us fetch them
@@ -185,20 +227,22 @@ pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> 
     Ok(version.to_owned())
 }
 
-/// What a program says of its version: `v=7.0.15`, `nutcracker-0.5.0`, or `Version: 3.4.23`.
+/// What a program says of its version: `v=7.0.15`, `nutcracker-0.5.0`, `Version: 3.4.23`, or
+/// `Chromium 150.0.1`.
 fn version_in(banner: &str) -> Option<&str> {
     let mut words = banner.split_whitespace();
     words.find_map(|word| word.strip_prefix("v=").or_else(|| word.strip_prefix("nutcracker-"))).or_else(
         || {
             let mut words = banner.split_whitespace();
-            words.find(|word| *word == "Version:").and_then(|_| words.next())
+            words.find(|word| matches!(*word, "Version:" | "Chromium")).and_then(|_| words.next())
         },
     )
 }
 
 /// Whether `version` is `series` or a patch level of it; `9.10.0` is not one of `9.1`.
 pub(super) fn is_patch_of(version: &str, series: &str) -> bool {
-    version.strip_prefix(series).is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+    let is_more = |rest: &str| series.is_empty() || !rest.starts_with(|next: char| next.is_ascii_digit());
+    version.strip_prefix(series).is_some_and(is_more)
 }
 
 /// Which package an engine came from, in Debian's full form. Written anew whenever it is found to be the
@@ -218,10 +262,12 @@ mod tests {
         assert!(is_patch_of("9.1", "9.1"));
         assert!(!is_patch_of("9.10.0", "9.1"));
         assert!(!is_patch_of("8.0.2", "9.1"));
+        assert!(is_patch_of("150.0.7871.100", ""));
     }
 
     #[test]
-    fn programs_tell_their_version_in_three_ways() {
+    fn programs_tell_their_version_in_four_ways() {
+        assert_eq!(version_in("Chromium 150.0.7871.100 built on Debian"), Some("150.0.7871.100"));
         assert_eq!(version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.2.1"), Some("7.0.15"));
         assert_eq!(version_in("etcd Version: 3.4.23\nGit SHA: none\nGo Version: go1.19.8"), Some("3.4.23"));
         assert_eq!(version_in("This is nutcracker-0.5.0\nasync event backend: epoll"), Some("0.5.0"));

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::catalogue::{Engine, binary_paths, is_patch_of, revision_path};
+use super::catalogue::{Engine, Resources, binary_paths, is_patch_of, revision_path};
 use super::command::stdout;
 
 /// The release that a release only adds to: what its packages need of others comes from there.
@@ -61,8 +61,8 @@ impl Debian {
     pub(super) fn assemble(
         &mut self,
         engine: &Engine,
-        packages: &[&str],
-        suites: &[&str],
+        (packages, suites): (&[&str], &[&str]),
+        resources: Option<&Resources>,
         stage: &Path,
         home: &Path,
     ) -> Result<()> {
@@ -73,7 +73,11 @@ impl Debian {
         let packages = suite.library_closure(&roots)?;
         eprintln!("{}: fetching {} packages of Debian {}", engine.name, packages.len(), suite.name);
         let root = suite.unpack(&packages, engine.name)?;
-        assemble(engine, &root, stage, home, &patchelf)?;
+        if let Some(resources) = resources {
+            let fonts = suite.unpack(&[resources.fonts.to_owned()], resources.fonts)?;
+            add_resources(resources, &root, &fonts, stage)?;
+        }
+        assemble(engine, resources, &root, stage, home, &patchelf)?;
         let path = revision_path(stage);
         fs::write(&path, version).with_context(|| format!("cannot write {}", path.display()))
     }
@@ -395,7 +399,14 @@ fn dependencies(record: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Builds the engine's folder in `stage`, ready to work once it is renamed to `home`.
-fn assemble(engine: &Engine, root: &Path, stage: &Path, home: &Path, patchelf: &Path) -> Result<()> {
+fn assemble(
+    engine: &Engine,
+    resources: Option<&Resources>,
+    root: &Path,
+    stage: &Path,
+    home: &Path,
+    patchelf: &Path,
+) -> Result<()> {
     let (bin, lib) = (stage.join("bin"), stage.join("lib"));
     fs::create_dir_all(&bin)?;
     fs::create_dir_all(&lib)?;
@@ -406,7 +417,8 @@ fn assemble(engine: &Engine, root: &Path, stage: &Path, home: &Path, patchelf: &
         // The packaged server may be a link to another program that looks at its own name: copying the
         // content under the link's name keeps that working.
         let name = target.file_name().expect("built with a file name");
-        let source = ["usr/bin", "usr/sbin"].map(|folder| root.join(folder).join(name));
+        let own = resources.map_or("usr/bin", |resources| resources.folder);
+        let source = [own, "usr/sbin"].map(|folder| root.join(folder).join(name));
         let source = source.iter().find(|path| path.exists()).unwrap_or(&source[0]);
         fs::copy(source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
         pending.push(target.clone());
@@ -424,9 +436,38 @@ fn assemble(engine: &Engine, root: &Path, stage: &Path, home: &Path, patchelf: &
                 .arg(&target),
         )?;
     }
+    for name in resources.iter().flat_map(|resources| resources.loads) {
+        pending.extend(place(name.as_ref(), &available, &lib)?);
+    }
     while let Some(object) = pending.pop() {
         for name in stdout(Command::new(patchelf).arg("--print-needed").arg(&object))?.lines() {
             pending.extend(place(name.as_ref(), &available, &lib)?);
+        }
+    }
+    Ok(())
+}
+
+/// Copies what a program needs beside itself, and its fonts.
+fn add_resources(resources: &Resources, root: &Path, fonts: &Path, stage: &Path) -> Result<()> {
+    let copy_all = |from: &Path, to: &Path| -> Result<()> {
+        fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
+        for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type()?.is_file() && !resources.without.iter().any(|part| name.contains(part)) {
+                fs::copy(entry.path(), to.join(&name)).with_context(|| format!("cannot copy {name}"))?;
+            }
+        }
+        Ok(())
+    };
+    copy_all(&root.join(resources.folder), &stage.join("bin"))?;
+    let mut folders = vec![fonts.join("usr/share/fonts")];
+    while let Some(folder) = folders.pop() {
+        copy_all(&folder, &stage.join("fonts"))?;
+        let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            folders.extend(entry.file_type()?.is_dir().then(|| entry.path()));
         }
     }
     Ok(())

@@ -189,7 +189,7 @@ impl Jobs for Fixed {
         Err(no_cluster())
     }
 
-    async fn submit(&self, _: Vec<Move>) -> Result<()> {
+    async fn submit(&self, _: Vec<Move>) -> Result<Vec<String>> {
         Err(no_cluster())
     }
 

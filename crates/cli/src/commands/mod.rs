@@ -19,6 +19,7 @@ pub mod reshard;
 pub mod serve;
 pub mod status;
 pub mod sync;
+pub mod token;
 pub mod unfence;
 pub mod verify;
 pub mod watch;

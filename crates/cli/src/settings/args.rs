@@ -5,6 +5,7 @@
 mod access;
 mod assess;
 mod cluster;
+mod console;
 mod copy;
 mod fleet;
 mod front;
@@ -22,6 +23,7 @@ use whimbrel_core::units::parse_count;
 pub use self::access::{Access, PASSWORD_TTL_MS, Reach};
 pub use self::assess::AssessArgs;
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
+pub use self::console::{TokenArgs, TokenCommand};
 pub use self::copy::{CopyArgs, Depth, VerifyArgs};
 pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand, JoinArgs};
@@ -113,6 +115,8 @@ pub enum Command {
     Status(Box<StatusArgs>),
     /// Find half-done migrations, slots without owner and keys in slots of another node, and repair them
     Repair(Box<RepairArgs>),
+    /// Say who may use the console of whimbrel serve: make tokens, list them, take them back
+    Token(TokenArgs),
     /// Show which options files and environment set, and what is in force
     Config(ConfigArgs),
     /// Start a real cluster, rebalance a million keys while clients write, and prove that nothing is lost

@@ -320,6 +320,7 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Cutover(_)
         | Command::Watch(_)
         | Command::Demo(_)
+        | Command::Token(_)
         | Command::Config(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Vec::new(),

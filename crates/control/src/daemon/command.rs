@@ -353,7 +353,7 @@ async fn migrate<J: Jobs>(args: &[Bytes], node: Option<&NodeId>, jobs: &J) -> Va
         Err(what) => return error(what),
     };
     match jobs.submit(moves).await {
-        Ok(()) => ok(),
+        Ok(_) => ok(),
         Err(e) => error(e.to_string()),
     }
 }

@@ -469,7 +469,7 @@ impl Jobs for Queue {
         Ok(reply)
     }
 
-    async fn submit(&self, moves: Vec<Move>) -> Result<()> {
+    async fn submit(&self, moves: Vec<Move>) -> Result<Vec<String>> {
         let _intake = self.intake.lock().await;
         if self.lock().waiting.len() + moves.len() > WAITING_MAX {
             return Err(Error::own("take in jobs", format!("more than {WAITING_MAX} would wait")));
@@ -482,9 +482,10 @@ impl Jobs for Queue {
         let counts = self.count(&moves, &self.view().await?).await?;
         let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
         let ready = service::prepare(&self.store, &self.deployment, &moves, &self.settings, keys_of).await?;
+        let names = ready.iter().map(|ready| ready.task.id().to_string()).collect();
         self.lock().waiting.extend(ready);
         self.arrival.notify_one();
-        Ok(())
+        Ok(names)
     }
 
     async fn list(&self) -> Result<Vec<JobView>> {

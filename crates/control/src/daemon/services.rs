@@ -29,11 +29,12 @@ pub trait Jobs: Send + Sync + 'static {
     /// Whatever keeps the node from being asked.
     fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> impl Future<Output = Result<Value>> + Send;
 
-    /// Takes jobs in, one for each move, and writes them down before it returns. All or none.
+    /// Takes jobs in, one for each move, and writes them down before it returns. All or none. Returns their
+    /// names.
     ///
     /// # Errors
     /// Whatever keeps it from taking them.
-    fn submit(&self, moves: Vec<Move>) -> impl Future<Output = Result<()>> + Send;
+    fn submit(&self, moves: Vec<Move>) -> impl Future<Output = Result<Vec<String>>> + Send;
 
     /// Jobs that run, wait, or ended not long ago: those of the newest command first, and those of one
     /// command in their order in it, as Valkey lists them.

@@ -4,4 +4,4 @@ mod plan;
 mod situation;
 
 pub use self::plan::{Plan, Row};
-pub use self::situation::{MethodRule, Situation, Weighing};
+pub use self::situation::{Load, MethodRule, Situation, Weighing};

@@ -51,6 +51,19 @@ pub enum MethodRule {
     Native,
 }
 
+/// What a primary has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Load {
+    /// Its address.
+    pub address: String,
+    /// Slots that it owns.
+    pub slots: u64,
+    /// Keys in them.
+    pub keys: u64,
+    /// About how many bytes these take.
+    pub bytes: u64,
+}
+
 /// The cluster as it was found.
 #[derive(Debug)]
 pub struct Situation {
@@ -129,6 +142,14 @@ impl Situation {
         counts.map_or(0, |counts| counts.sum(slots))
     }
 
+    /// What a primary has now: its address, how many slots and keys, and about how many bytes.
+    pub fn load_of(&self, shard: &Shard) -> Load {
+        let address = self.survey.name(&shard.id).address.to_string();
+        let keys = self.keys_in(&shard.id, &shard.slots);
+        let bytes = (keys as f64 * self.key_bytes(&shard.id)) as u64;
+        Load { address, slots: shard.slots.len() as u64, keys, bytes }
+    }
+
     /// Bytes of a key on the mean of its node.
     pub(super) fn key_bytes(&self, node: &NodeId) -> f64 {
         self.state(node).map_or(0.0, |s| s.facts.dataset_bytes as f64 / s.facts.keys.max(1) as f64)
@@ -155,6 +176,17 @@ impl Situation {
             }
         }
         SlotCosts::new(|slot| cost[usize::from(slot.number())])
+    }
+
+    /// Moves from each primary to another one, of slots that are not known yet.
+    pub fn any_moves(&self) -> Vec<Move> {
+        let next = self.shards.iter().cycle().skip(1);
+        let any = self.shards.iter().zip(next).map(|(source, target)| Move {
+            source: source.id.clone(),
+            target: target.id.clone(),
+            slots: SlotSet::new(),
+        });
+        any.collect()
     }
 
     /// No plan leaves out a primary that owns slots and does not answer: its slots would count for nobody,

@@ -124,13 +124,14 @@ impl Jobs for Notebook {
         Ok(Vec::new())
     }
 
-    async fn submit(&self, moves: Vec<Move>) -> Result<()> {
+    async fn submit(&self, moves: Vec<Move>) -> Result<Vec<String>> {
         let gate = self.gate.lock().clone();
         if let Some(gate) = gate {
             self.at_gate.notify_one();
             gate.notified().await;
         }
         let mut jobs = self.jobs.lock();
+        let mut names = Vec::new();
         // The newest command first, and within it the first block, as Valkey lists them.
         for (place, planned) in moves.into_iter().enumerate() {
             let job = JobView {
@@ -144,9 +145,10 @@ impl Jobs for Notebook {
                 message: String::new(),
                 remaining_bytes: 17,
             };
+            names.push(job.name.clone());
             jobs.insert(place, job);
         }
-        Ok(())
+        Ok(names)
     }
 
     async fn list(&self) -> Result<Vec<JobView>> {

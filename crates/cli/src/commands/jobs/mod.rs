@@ -1,6 +1,5 @@
 //! `whimbrel jobs`: lists, shows, cancels, resumes and forgets jobs that are written down.
 
-pub mod again;
 mod report;
 
 use std::path::Path;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_console::again;
 use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
 use whimbrel_control::steering::Request;

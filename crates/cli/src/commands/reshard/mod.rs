@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::canary::Canary;
+use whimbrel_control::canary::{self, Canary};
 use whimbrel_control::daemon::client::DaemonClient;
 use whimbrel_control::moves::{Plan, Situation, Weighing};
 use whimbrel_control::service::{self, Settings};
@@ -161,14 +161,7 @@ pub async fn settings_of_daemon(
     moving: &MovingArgs,
 ) -> Result<(Settings, String)> {
     let situation = Situation::find(deployment).await?;
-    let next = situation.shards.iter().cycle().skip(1);
-    let any = situation.shards.iter().zip(next).map(|(source, target)| Move {
-        source: source.id.clone(),
-        target: target.id.clone(),
-        // Which ones nobody knows yet.
-        slots: SlotSet::new(),
-    });
-    let (method, why) = method(&situation, deployment, &any.collect::<Vec<_>>(), moving).await?;
+    let (method, why) = method(&situation, deployment, &situation.any_moves(), moving).await?;
     let mut settings = settings(moving, method);
     // As the servers' own migrations are, unless batches are asked for.
     settings.rules.atomic = moving.batch_keys.is_none();
@@ -184,7 +177,7 @@ pub async fn run_begun(
 ) -> Result<Exit> {
     let slots = jobs.iter().fold(SlotSet::new(), |all, job| all.union(&job.task.slots()));
     let started = std::time::Instant::now();
-    let canary = Canary::start(deployment.clone(), &slots);
+    let canary = Canary::start(deployment.clone(), &slots, canary::PERIOD);
     let display = progress::of_jobs(show, &jobs);
     let outcome = service::run(deployment, jobs, stop).await;
     display.finish().await;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::canary::{Canary, CanaryReport};
+use whimbrel_control::canary::{self, Canary, CanaryReport};
 use whimbrel_control::daemon::client::{DaemonClient, End, Submitted};
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
@@ -58,7 +58,7 @@ async fn watch(
 ) -> Result<Exit> {
     let started = Instant::now();
     let slots = jobs.iter().fold(SlotSet::new(), |all, job| all.union(&job.planned.slots));
-    let canary = Canary::start(deployment.clone(), &slots);
+    let canary = Canary::start(deployment.clone(), &slots, canary::PERIOD);
     let shared = Arc::new(Mutex::new(jobs));
     let shown = shared.clone();
     let display = Display::start(show.form(), move || lines(&shown.lock(), started));

@@ -1,5 +1,6 @@
 //! `whimbrel serve`: a daemon that moves slots when told so, or is the coordinator of a fleet, or both.
 
+mod console;
 mod fleet;
 
 use std::path::Path;
@@ -69,19 +70,30 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         false => (None, None),
     };
     let queue = mover.as_ref().map(|mover| mover.queue.clone());
+    // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
+    let stop = &stop.child_token();
+    let consoled = mover.as_ref().map(|mover| mover.console.clone());
+    let console = console::open(args, &state_dir, consoled, fleet.clone(), stop).await?;
     let daemon = Daemon::offer(options, Services { jobs: queue.clone(), fleet: fleet.clone() }).await?;
     let address = daemon.address()?;
     voice.print_serving(&address.to_string(), has_password, mover.as_ref(), coordinator.as_ref());
     if let Some(mover) = &mover {
         mover.print_resuming(voice);
     }
+    if let Some(console) = &console {
+        let url = console.url()?;
+        voice.print(&format!("console  {url}"), &json!({"event": "console", "url": url}));
+    }
+    let consoles = async {
+        if let Some(console) = console {
+            console.serve().await;
+        }
+    };
     // Its tasks end with this function.
     let _exposing = expose(args.http, log.shown(), stop, |text, json| voice.print(text, json)).await?;
-    // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
-    let stop = stop.child_token();
     let moves = async {
         if let Some(queue) = &queue {
-            queue.run(&stop).await;
+            queue.run(stop).await;
         }
     };
     let announced = args.coordinator.announce.clone().unwrap_or_else(|| address.to_string());
@@ -95,8 +107,9 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         }
         outcome
     };
-    let follows = log.follow(queue.as_deref(), fleet.as_ref(), &stop);
-    let ((), (), (), coordinated) = tokio::join!(daemon.serve(stop.clone()), moves, follows, coordinates);
+    let follows = log.follow(queue.as_deref(), fleet.as_ref(), stop);
+    let served = daemon.serve(stop.clone());
+    let ((), (), (), (), coordinated) = tokio::join!(served, moves, follows, consoles, coordinates);
     if let Some(queue) = &queue {
         log.poll(queue).await;
     }
@@ -111,8 +124,9 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
 /// Lets in no more clients than files may be open, beside those of the daemon itself.
 fn fit_files(args: &ServeArgs, options: &mut DaemonOptions) -> Result<()> {
     let members = if args.coordinator.fleet { MEMBERS_MAX } else { 0 };
+    let consoles = if args.console.console.is_some() { whimbrel_console::CONNECTIONS_MAX } else { 0 };
     let ports = args.node_ports.as_ref().map_or(0, NodePorts::count);
-    let besides = (STRANGERS_MAX + CONNECTIONS_MAX + members + ports) as u64 + SERVER_FILES;
+    let besides = (STRANGERS_MAX + CONNECTIONS_MAX + consoles + members + ports) as u64 + SERVER_FILES;
     let wanted = options.connections_max as u32;
     let places = make_room(wanted, 1, besides)?;
     if places == 0 {
@@ -131,6 +145,7 @@ fn fit_files(args: &ServeArgs, options: &mut DaemonOptions) -> Result<()> {
 /// The part that moves slots of a cluster.
 struct Mover {
     queue: Arc<Queue>,
+    console: whimbrel_console::Mover,
     store: Store,
     at: String,
     method: &'static str,
@@ -147,9 +162,11 @@ impl Mover {
         let store = Store::new(state_dir);
         let at = deployment.endpoint.address.to_string();
         let interrupted = store.interrupted_of(&at)?;
-        let queue = Queue::open(deployment, store.clone(), settings).await?;
+        let queue = Queue::open(deployment.clone(), store.clone(), settings.clone()).await?;
         log.begin(queue.list().await?);
-        Ok(Mover { queue, store, at, method, why: why.to_string(), interrupted })
+        let console =
+            whimbrel_console::Mover { queue: queue.clone(), deployment, settings, why: why.clone() };
+        Ok(Mover { queue, console, store, at, method, why, interrupted })
     }
 
     fn print_resuming(&self, voice: Voice) {

@@ -11,6 +11,7 @@ use whimbrel_flow::budget::RateChange;
 
 use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
+use super::console::ConsoleArgs;
 use super::fleet::CoordinatorArgs;
 use super::shared::{Beforehand, Show};
 use super::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
@@ -215,6 +216,9 @@ pub struct ServeArgs {
     /// without a login
     #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
     pub http: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub console: ConsoleArgs,
 
     #[command(flatten)]
     pub coordinator: CoordinatorArgs,

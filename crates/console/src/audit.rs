@@ -1,0 +1,160 @@
+//! Who has ordered what by the console, and what came of it: a line of JSON each, in the state folder.
+//!
+//! An order is written down before it is carried out, and what came of it afterwards: what a process that
+//! was killed had begun is there as well.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use whimbrel_control::clock::now_ms;
+
+use crate::tokens::Role;
+
+const FILE: &str = "console-audit.jsonl";
+
+/// Above this size the file becomes the older one, whose place it takes, in bytes.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// How many entries are shown.
+const SHOWN_MAX: usize = 500;
+
+/// The longest text that is kept of an outcome, in characters.
+const OUTCOME_MAX: usize = 2_000;
+
+/// One order, or what came of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When, in milliseconds since the epoch.
+    pub at_ms: u64,
+    /// Whose token.
+    pub who: String,
+    /// With which role.
+    pub role: Role,
+    /// From which address.
+    pub from: String,
+    /// What was ordered.
+    pub order: String,
+    /// Of what: a job, a cluster.
+    pub target: String,
+    /// What came of it; `None` before that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<String>,
+}
+
+/// The log.
+#[derive(Debug)]
+pub struct Audit {
+    path: PathBuf,
+    /// Only one at a time writes.
+    writing: Mutex<()>,
+}
+
+impl Audit {
+    /// That of a state folder.
+    pub fn of(state_dir: &Path) -> Audit {
+        Audit { path: state_dir.join(FILE), writing: Mutex::new(()) }
+    }
+
+    /// Writes an entry down.
+    ///
+    /// # Errors
+    /// Where that fails: then nothing may be carried out.
+    pub fn note(&self, entry: &Entry) -> io::Result<()> {
+        let _writing = self.writing.lock();
+        if fs::metadata(&self.path).is_ok_and(|about| about.len() > BYTES_MAX) {
+            fs::rename(&self.path, self.older())?;
+        }
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+        let mut line = serde_json::to_vec(entry)?;
+        line.push(b'\n');
+        options.open(&self.path)?.write_all(&line)
+    }
+
+    /// What came of an order that was written down. Where that cannot be, it is logged: the order is carried
+    /// out already.
+    pub fn note_outcome(&self, entry: &Entry, outcome: &str) {
+        let outcome = Some(outcome.chars().take(OUTCOME_MAX).collect());
+        let entry = Entry { at_ms: now_ms(), outcome, ..entry.clone() };
+        if let Err(error) = self.note(&entry) {
+            tracing::error!(%error, ?entry, "what came of an order cannot be written down");
+        }
+    }
+
+    /// The last entries, the newest first.
+    ///
+    /// # Errors
+    /// Where they cannot be read.
+    pub fn latest(&self) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for path in [self.older(), self.path.clone()] {
+            match fs::File::open(path) {
+                Ok(file) => {
+                    for line in BufReader::new(file).lines() {
+                        // A line that was cut short by a full disk hides none of the others.
+                        entries.extend(serde_json::from_str::<Entry>(&line?).ok());
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        entries.reverse();
+        entries.truncate(SHOWN_MAX);
+        Ok(entries)
+    }
+
+    fn older(&self) -> PathBuf {
+        self.path.with_extension("old.jsonl")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(order: &str) -> Entry {
+        Entry {
+            at_ms: 7,
+            who: "alice".to_owned(),
+            role: Role::Operate,
+            from: "127.0.0.1:9".to_owned(),
+            order: order.to_owned(),
+            target: "copy-1".to_owned(),
+            outcome: None,
+        }
+    }
+
+    #[test]
+    fn the_newest_come_first_and_a_broken_line_hides_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let audit = Audit::of(folder.path());
+        assert_eq!(audit.latest().expect("read"), []);
+        audit.note(&entry("pause")).expect("written");
+        let mut file = OpenOptions::new().append(true).open(&audit.path).expect("opened");
+        file.write_all(b"{\"at_ms\": 8, \"wh\n").expect("written");
+        audit.note_outcome(&entry("resume"), "done");
+        let latest = audit.latest().expect("read");
+        assert_eq!(latest.len(), 2);
+        assert_eq!((&*latest[0].order, latest[0].outcome.as_deref()), ("resume", Some("done")));
+        assert_eq!(latest[1], entry("pause"));
+    }
+
+    #[test]
+    fn it_stays_bounded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let audit = Audit::of(folder.path());
+        let long = Entry { target: "x".repeat(1 << 20), ..entry("pause") };
+        for _ in 0..14 {
+            audit.note(&long).expect("written");
+        }
+        let sizes = [audit.older(), audit.path.clone()].map(|path| path.metadata().expect("about it").len());
+        assert!(sizes.iter().all(|size| *size <= BYTES_MAX + (2 << 20)), "{sizes:?}");
+        assert!(audit.latest().expect("read").len() >= 5);
+    }
+}

@@ -1,0 +1,48 @@
+//! The console: a page in the browser and the interface over HTTP that it uses.
+//!
+//! Nothing uses what stands above it:
+//!
+//! - [`Console`]: listens, and stops;
+//! - `routes`: what is answered where; `stream`: what is sent to those who watch; `checks`: who asks;
+//! - `orders`: what is asked of jobs; `reading`: how everything stands, read once for all who watch;
+//! - `inner`: what all requests have in common;
+//! - [`plans`]: moves of slots, from a plan to its approval; [`cluster`]: the cluster, and what is wrong
+//!   with it; [`runs`]: assessments, copies, syncs and verifications that are begun here;
+//! - [`snapshot`]: how everything stood; [`shown`]: a job as the page gets it;
+//! - [`tokens`]: who may do what; [`audit`]: who has done what;
+//! - [`page`]: the files of the page, all of them in the binary; [`interface`]: the document that describes
+//!   what can be asked;
+//! - [`again`], [`report`]: the command that goes on with an interrupted job, and the report of one that has
+//!   ended, as a page: for the command line as well.
+//!
+//! Jobs are those of the state folder, however they were begun: the console looks at them and asks them by
+//! the same sockets as the command line ([`whimbrel_control::steering`]). It keeps nothing of its own but
+//! tokens and the audit log, so it can end and begin again at any moment.
+//!
+//! **Architecture invariant:** what changes anything is an order: it is written to the audit log before it is
+//! carried out, and then comes to its end although the client has gone.
+
+pub mod again;
+pub mod audit;
+mod checks;
+pub mod cluster;
+mod failure;
+mod inner;
+pub mod interface;
+mod mover;
+mod orders;
+pub mod page;
+pub mod plans;
+mod reading;
+pub mod report;
+mod routes;
+pub mod runs;
+mod server;
+pub mod shown;
+pub mod snapshot;
+mod stream;
+pub mod tokens;
+
+pub use self::inner::ConsoleOptions;
+pub use self::mover::Mover;
+pub use self::server::{CONNECTIONS_MAX, Console};

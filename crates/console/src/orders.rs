@@ -1,0 +1,283 @@
+//! What is asked of jobs: pause, resume, set, cancel, cut over.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+use whimbrel_control::cutovers::compared;
+use whimbrel_control::daemon::Jobs as _;
+use whimbrel_control::fronts::{self, FrontName};
+use whimbrel_control::service;
+use whimbrel_control::steering::{Call, Request};
+use whimbrel_control::store::{Entry, Kind, Status};
+use whimbrel_core::units::{format_count_of, format_duration_ms};
+use whimbrel_engine::seal::FenceKind;
+use whimbrel_flow::budget::RateChange;
+use whimbrel_flow::sync::{Compare, CutoverOptions};
+
+use crate::failure::{Answer, Failure};
+use crate::inner::Inner;
+
+/// How long a cutover may take besides its pause: slots are gone through again before, and hooks are run. A
+/// process that hangs is noticed long before.
+const CUTOVER_WITHIN: Duration = Duration::from_secs(2 * 3600);
+
+/// The longest pause that can be asked for, in milliseconds.
+const PAUSE_MAX_MS: u64 = 60_000;
+
+/// How fast keys are to move: what is absent stays, `null` is no bound.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RatesWanted {
+    /// Keys per second.
+    #[serde(deserialize_with = "present")]
+    rate_keys: Option<Option<u64>>,
+    /// Bytes per second.
+    #[serde(deserialize_with = "present")]
+    rate_bytes: Option<Option<u64>>,
+    /// How long a server may take for an answer, in milliseconds.
+    #[serde(deserialize_with = "present")]
+    max_latency_ms: Option<Option<u64>>,
+}
+
+/// What is there is `Some`, also where it is `null`.
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {
+    Option::<u64>::deserialize(from).map(Some)
+}
+
+impl RatesWanted {
+    /// As a job is asked for it: 0 is no bound.
+    pub fn change(&self) -> RateChange {
+        let asked = |wanted: Option<Option<u64>>| wanted.map(Option::unwrap_or_default);
+        RateChange {
+            keys: asked(self.rate_keys),
+            bytes: asked(self.rate_bytes),
+            max_latency_ms: asked(self.max_latency_ms),
+        }
+    }
+}
+
+/// A cutover.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CutoverWanted {
+    /// The job's name once more, where it is no dry run.
+    pub confirm: Option<String>,
+    /// Only find out whether it could be done.
+    pub dry_run: bool,
+    fence: FenceChoice,
+    max_pause_ms: u64,
+    compare: Compared,
+    reverse: bool,
+    back: bool,
+    fence_for_ms: u64,
+    quiet_for_ms: u64,
+    wait_for_quiet_ms: u64,
+}
+
+impl Default for CutoverWanted {
+    fn default() -> CutoverWanted {
+        CutoverWanted {
+            confirm: None,
+            dry_run: false,
+            fence: FenceChoice::None,
+            max_pause_ms: 100,
+            compare: Compared::Sample,
+            reverse: false,
+            back: false,
+            fence_for_ms: 60_000,
+            quiet_for_ms: 5_000,
+            wait_for_quiet_ms: 600_000,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FenceChoice {
+    None,
+    Pause,
+    Acl,
+    ReadonlyReplica,
+    External,
+    Front,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Compared {
+    None,
+    Counts,
+    Sample,
+    Full,
+}
+
+impl CutoverWanted {
+    fn options(&self, folder: &Path, sync: &Status) -> Answer<CutoverOptions> {
+        if self.max_pause_ms == 0 || self.max_pause_ms > PAUSE_MAX_MS {
+            return Err(Failure::bad(format!("max_pause_ms is from 1 to {PAUSE_MAX_MS}")));
+        }
+        if self.reverse && self.back {
+            return Err(Failure::bad("a way back has no other way back: leave out reverse or back"));
+        }
+        let front = match self.fence {
+            FenceChoice::Front => {
+                let socket = fronts::find(folder, FrontName::Between(&sync.source, &sync.target))?;
+                let socket = std::path::absolute(socket);
+                Some(socket.map_err(|e| Failure::bad(format!("the front cannot be found: {e}")))?)
+            }
+            _ => None,
+        };
+        Ok(CutoverOptions {
+            max_pause_ms: self.max_pause_ms,
+            fence: match self.fence {
+                FenceChoice::None => FenceKind::None,
+                FenceChoice::Pause => FenceKind::Pause { limit_ms: self.fence_for_ms },
+                FenceChoice::Acl => FenceKind::Acl,
+                FenceChoice::ReadonlyReplica => FenceKind::ReadonlyReplica,
+                FenceChoice::External => {
+                    FenceKind::External { quiet_ms: self.quiet_for_ms, wait_ms: self.wait_for_quiet_ms }
+                }
+                FenceChoice::Front => FenceKind::Front,
+            },
+            front,
+            compare: match self.compare {
+                Compared::None => Compare::None,
+                Compared::Counts => Compare::Counts,
+                Compared::Sample => Compare::Sample,
+                Compared::Full => Compare::Full,
+            },
+            accept_failures: false,
+            reverse: self.reverse,
+            back: self.back,
+            dry_run: self.dry_run,
+        })
+    }
+}
+
+/// The job of this name: all of it has to be given, since a beginning could be another one's tomorrow.
+pub(crate) async fn find(inner: &Inner, name: &str) -> Answer<Entry> {
+    let (jobs, wanted) = (inner.jobs(), name.to_owned());
+    let found = tokio::task::spawn_blocking(move || {
+        let all = jobs.all()?;
+        Ok::<_, whimbrel_engine::error::Error>(all.into_iter().find(|entry| entry.status.id == wanted))
+    });
+    let found = found.await.map_err(|e| Failure::conflict(e.to_string()))??;
+    found.ok_or_else(|| Failure::missing(format!("there is no job {name}")))
+}
+
+/// Pauses, resumes, or sets.
+pub(crate) async fn steer(inner: Arc<Inner>, name: String, request: Request) -> Answer<Value> {
+    let entry = running(&inner, &name).await?;
+    let what = match request {
+        Request::Pause => "pause",
+        Request::Resume => "resume",
+        _ => "set the rates of",
+    };
+    let rates = service::ask(&inner.jobs().store, &entry.status.id, request, what).await?;
+    Ok(json!({"job": name, "rates": rates}))
+}
+
+async fn running(inner: &Inner, name: &str) -> Answer<Entry> {
+    let entry = find(inner, name).await?;
+    match (entry.running, entry.status.ended) {
+        (true, _) => Ok(entry),
+        (false, true) => Err(Failure::conflict(format!("job {name} has ended"))),
+        (false, false) => Err(Failure::conflict(format!("job {name} does not run: it was interrupted"))
+            .with_remedy("go on with it on a terminal: its page has the command")),
+    }
+}
+
+/// Ends a job, and undoes what can be undone.
+pub(crate) async fn cancel(inner: Arc<Inner>, name: String) -> Answer<Value> {
+    let entry = find(&inner, &name).await?;
+    let status = &entry.status;
+    if status.ended {
+        return Err(Failure::conflict(format!("job {name} has ended already: {}", status.phase)));
+    }
+    let jobs = inner.jobs();
+    match (&inner.mover, status.kind) {
+        (Some(mover), Kind::Move) if status.cluster == mover.cluster() => mover.queue.cancel(&name).await?,
+        _ if entry.running => {
+            service::ask(&jobs.store, &name, Request::Cancel, "cancel").await?;
+        }
+        (_, Kind::Front) => {
+            return Err(Failure::conflict("keys of a front can be on both servers: it cannot be left so")
+                .with_remedy("run the front again, and have its keys move back"));
+        }
+        (_, Kind::Move) => {
+            return Err(Failure::conflict(format!("job {name} is of the cluster {}", status.cluster))
+                .with_remedy(format!("whimbrel jobs cancel {name}")));
+        }
+        (_, Kind::Copy | Kind::Verify | Kind::Sync) => jobs.discard(status)?,
+    }
+    Ok(json!({"job": name}))
+}
+
+/// Has the target of a sync take over, or finds out whether it could.
+pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWanted) -> Answer<Value> {
+    let entry = running(&inner, &name).await?;
+    if entry.status.kind != Kind::Sync {
+        return Err(Failure::conflict(format!("job {name} is no sync: only a sync can be cut over")));
+    }
+    let options = wanted.options(&inner.options.state_dir, &entry.status)?;
+    let socket = inner.jobs().store.socket(&name);
+    let within = CUTOVER_WITHIN + Duration::from_millis(options.max_pause_ms + wanted.wait_for_quiet_ms);
+    let call = Call { socket: &socket, request: Request::Cutover(options), within };
+    // A console that stops withdraws what it can: nothing is begun that nobody would hear of.
+    let answer = call.make(&inner.stop, |_| {}).await?;
+    let report = answer.outcome?;
+    Ok(json!({"outcome": report, "text": in_words(&report, wanted.dry_run)}))
+}
+
+/// What came of a cutover.
+fn in_words(report: &Value, dry_run: bool) -> Vec<String> {
+    let number = |name: &str| report[name].as_u64().unwrap_or(0);
+    let notices = report["notices"].as_array().into_iter().flatten();
+    let mut lines: Vec<String> = notices.filter_map(|notice| notice.as_str().map(str::to_owned)).collect();
+    lines.push(match dry_run {
+        true => format!("writes would be paused for about {}", format_duration_ms(number("estimate_ms"))),
+        false => format!(
+            "writes were paused for {}, and {} drained meanwhile",
+            format_duration_ms(number("pause_ms")),
+            format_count_of(number("drained"), "key")
+        ),
+    });
+    lines.push(compared(report));
+    if dry_run {
+        lines.push("nothing was changed, and no write was paused".to_owned());
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_rates_stay_and_null_takes_a_bound_away() {
+        let change = |text: &str| serde_json::from_str::<RatesWanted>(text).map(|wanted| wanted.change());
+        let set = change(r#"{"rate_keys": 100, "rate_bytes": null}"#).expect("rates");
+        assert_eq!((set.keys, set.bytes, set.max_latency_ms), (Some(100), Some(0), None));
+        assert_eq!(change("{}").expect("rates"), RateChange::default());
+        for wrong in [r#"{"rate": 1}"#, r#"{"rate_keys": -1}"#, r#"{"rate_keys": "many"}"#, "7"] {
+            assert!(change(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_cutover_is_bounded_and_has_one_direction() {
+        let of = |text: &str| {
+            let wanted: CutoverWanted = serde_json::from_str(text).expect("a cutover");
+            wanted.options(Path::new("/nowhere"), &Status::default()).map_err(|e| e.error)
+        };
+        let usual = of("{}").expect("possible");
+        assert_eq!((usual.max_pause_ms, usual.fence, usual.dry_run), (100, FenceKind::None, false));
+        assert!(of(r#"{"max_pause_ms": 0}"#).is_err() && of(r#"{"max_pause_ms": 60001}"#).is_err());
+        assert!(of(r#"{"reverse": true, "back": true}"#).is_err());
+        assert!(of(r#"{"fence": "front"}"#).is_err(), "there is no front");
+        assert!(serde_json::from_str::<CutoverWanted>(r#"{"fence": "wall"}"#).is_err());
+    }
+}

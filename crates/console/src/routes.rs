@@ -1,0 +1,358 @@
+//! What is answered where. The document of [`crate::interface`] describes each of these.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use whimbrel_control::clock::now_ms;
+use whimbrel_control::jobs::Seen;
+use whimbrel_control::steering::Request as Asked;
+
+use crate::audit::Entry;
+use crate::checks::{Caller, guard};
+use crate::failure::{Answer, Failure};
+use crate::inner::Inner;
+use crate::mover::Mover;
+use crate::orders::{self, CutoverWanted, RatesWanted};
+use crate::plans::Wanted;
+use crate::runs::{JobWanted, Sides};
+use crate::tokens::Role;
+use crate::{cluster, interface, page, reading, stream};
+
+/// The longest request, in bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// How long one may take to arrive.
+const BODY_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// How many events of a job are sent: the newest.
+const EVENTS_MAX: usize = 500;
+
+type Console = State<Arc<Inner>>;
+
+/// JSON of one form, in bounded size and time.
+struct Body<T>(T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<Inner>> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, inner: &Arc<Inner>) -> Answer<Body<T>> {
+        let late = |_| Failure::new(StatusCode::REQUEST_TIMEOUT, "the request has not arrived in time");
+        let bytes = timeout(BODY_WITHIN, Bytes::from_request(request, inner)).await.map_err(late)?;
+        let bytes = bytes.map_err(|e| Failure::new(e.status(), "the request cannot be read"))?;
+        // Nothing at all is as good as nothing in braces.
+        let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
+        let bad = |e: serde_json::Error| Failure::bad(format!("the request: {e}"));
+        // A list would be taken for the fields in their order.
+        match serde_json::from_slice(&bytes).map_err(bad)? {
+            object @ Value::Object(_) => serde_json::from_value(object).map(Body).map_err(bad),
+            _ => Err(Failure::bad("the request: it is a JSON object")),
+        }
+    }
+}
+
+/// A value as a body.
+struct Json(Value);
+
+impl IntoResponse for Json {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, "application/json")], self.0.to_string()).into_response()
+    }
+}
+
+/// Everything that is answered.
+pub(crate) fn router(inner: Arc<Inner>) -> Router {
+    let v1 = Router::new()
+        .route("/openapi.json", get(async || Json(interface::document())))
+        .route("/me", get(me))
+        .route("/stream", get(watch))
+        .route("/jobs", get(jobs).post(begin))
+        .route("/jobs/{name}", get(job))
+        .route("/jobs/{name}/pause", post(pause))
+        .route("/jobs/{name}/resume", post(resume))
+        .route("/jobs/{name}/set", post(set))
+        .route("/jobs/{name}/cancel", post(cancel))
+        .route("/jobs/{name}/cutover", post(cut_over))
+        .route("/cluster", get(read_cluster))
+        .route("/cluster/repair", get(repair))
+        .route("/plans", post(plan))
+        .route("/plans/{id}/approve", post(approve))
+        .route("/fleet", get(fleet))
+        .route("/assessments", post(assess))
+        .route("/assessments/{id}", get(assessment))
+        .route("/audit", get(audit));
+    Router::new()
+        .nest("/api/v1", v1)
+        .route("/", get(async || page::find("").ok_or_else(nothing_here)))
+        .route("/{file}", get(file))
+        .fallback(async || nothing_here())
+        .method_not_allowed_fallback(async || {
+            Failure::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here")
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn_with_state(inner.clone(), guard))
+        .with_state(inner)
+}
+
+impl Inner {
+    fn mover(&self) -> Answer<&Mover> {
+        let missing =
+            || Failure::missing("this console has no cluster").with_remedy("serve it with --cluster");
+        self.mover.as_ref().ok_or_else(missing)
+    }
+
+    /// Has an order carried out that was written down before. It comes to its end although the client has
+    /// gone: half of it would be worse than all of it.
+    async fn ordered<F>(
+        self: &Arc<Self>,
+        caller: &Caller,
+        (order, of): (&str, String),
+        work: F,
+    ) -> Answer<Json>
+    where
+        F: Future<Output = Answer<Value>> + Send + 'static,
+    {
+        let entry = Entry {
+            at_ms: now_ms(),
+            who: caller.name.clone(),
+            role: caller.role,
+            from: caller.from.clone(),
+            order: order.to_owned(),
+            target: of,
+            outcome: None,
+        };
+        self.audit.note(&entry).map_err(|e| {
+            Failure::new(StatusCode::INSUFFICIENT_STORAGE, format!("the audit log cannot be written: {e}"))
+                .with_remedy("nothing was done. See whether the disk of the state folder is full")
+        })?;
+        let (answer, told) = tokio::sync::oneshot::channel();
+        let inner = self.clone();
+        let carried_out = async move {
+            let outcome = work.await;
+            let text = match &outcome {
+                Ok(value) => format!("done: {value}"),
+                Err(failure) => format!("refused: {}", failure.error),
+            };
+            inner.audit.note_outcome(&entry, &text);
+            // The client may have gone.
+            let _ = answer.send(outcome);
+        };
+        {
+            let mut orders = self.orders.lock();
+            while orders.try_join_next().is_some() {}
+            orders.spawn(carried_out);
+        }
+        let stopped = |_| Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the console was stopped meanwhile");
+        told.await.map_err(stopped)?.map(Json)
+    }
+}
+
+/// Refuses what was not confirmed by typing `name`.
+fn confirmed(given: Option<&str>, name: &str) -> Answer<()> {
+    if given == Some(name) {
+        return Ok(());
+    }
+    Err(Failure::bad(format!("this is confirmed by {name} in the field confirm")))
+}
+
+fn nothing_here() -> Failure {
+    Failure::missing("there is nothing here")
+}
+
+async fn file(Path(path): Path<String>) -> Answer<&'static page::File> {
+    page::find(&path).ok_or_else(nothing_here)
+}
+
+async fn me(State(inner): Console, caller: Caller) -> Json {
+    Json(json!({
+        "name": caller.name, "role": caller.role, "version": inner.options.version,
+        "cluster": inner.mover.as_ref().map(Mover::cluster), "fleet": inner.fleet.is_some(),
+        "now_ms": now_ms(),
+    }))
+}
+
+async fn watch(State(inner): Console, caller: Caller) -> Response {
+    stream::answer(inner, caller)
+}
+
+async fn read(inner: &Arc<Inner>) -> Answer<Vec<Seen>> {
+    reading::read_jobs(inner).await.map_err(|e| Failure::new(StatusCode::SERVICE_UNAVAILABLE, e))
+}
+
+async fn jobs(State(inner): Console, caller: Caller) -> Answer<Json> {
+    let seen = read(&inner).await?;
+    let jobs: Vec<Value> =
+        seen.iter().map(|seen| reading::show(&inner, seen, None).for_role(caller.role)).collect();
+    Ok(Json(json!({"now_ms": now_ms(), "jobs": jobs})))
+}
+
+async fn job(State(inner): Console, caller: Caller, Path(name): Path<String>) -> Answer<Json> {
+    let seen = read(&inner).await?;
+    let missing = || Failure::missing(format!("there is no job {name}"));
+    let seen = seen.into_iter().find(|seen| seen.entry.status.id == name).ok_or_else(missing)?;
+    let store = inner.jobs().store;
+    let details = match seen.entry.running && seen.answers && !seen.is_elsewhere {
+        true => whimbrel_control::steering::standing(&store.socket(&name)).await.map(|s| s.details),
+        false => None,
+    };
+    let events = store.events(&name);
+    let newest = events.iter().skip(events.len().saturating_sub(EVENTS_MAX));
+    let events: Vec<Value> = newest
+        .map(|event| {
+            let mut value = json!(event);
+            value["text"] = json!(event.what.to_string());
+            value
+        })
+        .collect();
+    Ok(Json(json!({
+        "now_ms": now_ms(), "job": reading::show(&inner, &seen, None).for_role(caller.role),
+        "details": details, "events": events, "report": store.report(&name),
+    })))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Confirmed {
+    confirm: Option<String>,
+}
+
+async fn pause(
+    State(inner): Console,
+    caller: Caller,
+    Path(name): Path<String>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<Json> {
+    caller.must_be(Role::Operate)?;
+    let work = orders::steer(inner.clone(), name.clone(), Asked::Pause);
+    inner.ordered(&caller, ("pause", name), work).await
+}
+
+async fn resume(
+    State(inner): Console,
+    caller: Caller,
+    Path(name): Path<String>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<Json> {
+    caller.must_be(Role::Operate)?;
+    let work = orders::steer(inner.clone(), name.clone(), Asked::Resume);
+    inner.ordered(&caller, ("resume", name), work).await
+}
+
+async fn set(
+    State(inner): Console,
+    caller: Caller,
+    Path(name): Path<String>,
+    Body(wanted): Body<RatesWanted>,
+) -> Answer<Json> {
+    caller.must_be(Role::Operate)?;
+    let work = orders::steer(inner.clone(), name.clone(), Asked::Set(wanted.change()));
+    inner.ordered(&caller, ("set", name), work).await
+}
+
+async fn cancel(
+    State(inner): Console,
+    caller: Caller,
+    Path(name): Path<String>,
+    Body(wanted): Body<Confirmed>,
+) -> Answer<Json> {
+    caller.must_be(Role::Operate)?;
+    confirmed(wanted.confirm.as_deref(), &name)?;
+    let work = orders::cancel(inner.clone(), name.clone());
+    inner.ordered(&caller, ("cancel", name), work).await
+}
+
+async fn cut_over(
+    State(inner): Console,
+    caller: Caller,
+    Path(name): Path<String>,
+    Body(wanted): Body<CutoverWanted>,
+) -> Answer<Json> {
+    caller.must_be(Role::Administer)?;
+    let order = match wanted.dry_run {
+        true => "cutover, as a dry run",
+        false => {
+            confirmed(wanted.confirm.as_deref(), &name)?;
+            "cutover"
+        }
+    };
+    let work = orders::cut_over(inner.clone(), name.clone(), wanted);
+    inner.ordered(&caller, (order, name), work).await
+}
+
+async fn begin(State(inner): Console, caller: Caller, Body(wanted): Body<JobWanted>) -> Answer<Json> {
+    caller.must_be(Role::Administer)?;
+    if wanted.writes() {
+        confirmed(wanted.confirm.as_deref(), wanted.target())?;
+    }
+    let of = wanted.in_words();
+    inner.ordered(&caller, ("begin", of), inner.runs.clone().begin(wanted)).await
+}
+
+async fn read_cluster(State(inner): Console, _: Caller) -> Answer<Json> {
+    Ok(Json(cluster::read(inner.mover()?, None).await))
+}
+
+async fn repair(State(inner): Console, _: Caller) -> Answer<Json> {
+    Ok(Json(cluster::repair(inner.mover()?).await?))
+}
+
+async fn plan(State(inner): Console, caller: Caller, Body(wanted): Body<Wanted>) -> Answer<Json> {
+    caller.must_be(Role::Operate)?;
+    inner.plans.make(inner.mover()?, &wanted).await.map(Json)
+}
+
+async fn approve(
+    State(inner): Console,
+    caller: Caller,
+    Path(id): Path<String>,
+    Body(wanted): Body<Confirmed>,
+) -> Answer<Json> {
+    caller.must_be(Role::Operate)?;
+    let mover = Arc::new(inner.mover()?.clone());
+    confirmed(wanted.confirm.as_deref(), &mover.cluster())?;
+    let of = format!("{id} in {}", mover.cluster());
+    let plans = inner.clone();
+    let work = async move { plans.plans.approve(mover, &id).await };
+    inner.ordered(&caller, ("approve plan", of), work).await
+}
+
+async fn fleet(State(inner): Console, _: Caller) -> Answer<Json> {
+    let missing = || Failure::missing("this console has no fleet").with_remedy("serve it with --fleet");
+    let fleet = inner.fleet.as_ref().ok_or_else(missing)?;
+    let status = fleet.status().await.map_err(|e| Failure::conflict(e.to_string()))?;
+    Ok(Json(json!(status)))
+}
+
+async fn assess(State(inner): Console, caller: Caller, Body(sides): Body<Sides>) -> Answer<Json> {
+    caller.must_be(Role::Administer)?;
+    let of = sides.in_words();
+    let (runs, stop) = (inner.runs.clone(), inner.stop.clone());
+    let work = async move { runs.assess(sides, stop).map(|id| json!({"id": id})) };
+    inner.ordered(&caller, ("assess", of), work).await
+}
+
+async fn assessment(State(inner): Console, caller: Caller, Path(id): Path<String>) -> Answer<Json> {
+    caller.must_be(Role::Administer)?;
+    inner.runs.assessment(&id).map(Json)
+}
+
+async fn audit(State(inner): Console, caller: Caller) -> Answer<Json> {
+    caller.must_be(Role::Administer)?;
+    let entries = inner.audit.latest().map_err(|e| {
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, format!("the audit log cannot be read: {e}"))
+    })?;
+    Ok(Json(json!({"entries": entries})))
+}

@@ -1,0 +1,477 @@
+//! What is begun here: assessments, and copies, syncs and verifications as processes of their own.
+//!
+//! Each is this same binary, run as a user would on a terminal. So a job goes on when the console ends, and
+//! is found, asked and resumed by everything else. Passwords go by the environment of that process: they are
+//! written down nowhere, and in no list of processes.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use whimbrel_control::clock::now_ms;
+use whimbrel_control::jobs::Jobs;
+use whimbrel_control::store::Kind;
+
+use crate::again;
+use crate::failure::{Answer, Failure};
+
+/// How many assessments run at once, and how many are kept.
+const ASSESSMENTS_AT_ONCE: usize = 2;
+const ASSESSMENTS_KEPT: usize = 16;
+
+/// How long one may take.
+const ASSESSED_WITHIN: Duration = Duration::from_secs(15 * 60);
+
+/// The longest output of one, in bytes.
+const OUTPUT_BYTES_MAX: u64 = 8 << 20;
+
+/// How much of what a process said is shown where it has failed, in bytes.
+const SAID_BYTES_MAX: u64 = 8 << 10;
+
+/// How long a job may take until it is listed: servers are asked before.
+const LISTED_WITHIN: Duration = Duration::from_secs(60);
+
+/// How often it is looked whether it is.
+const LOOK_PERIOD: Duration = Duration::from_millis(250);
+
+/// Two servers, and how to log in.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sides {
+    /// The source, as on the command line.
+    source: String,
+    /// The target, likewise.
+    target: Option<String>,
+    source_password: Option<String>,
+    target_password: Option<String>,
+}
+
+/// Passwords are not among what may be printed.
+impl std::fmt::Debug for Sides {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sides")
+            .field("source", &self.source)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sides {
+    /// Refuses what is no address, and passwords in one: every user of the machine sees arguments.
+    fn check(&self) -> Answer<()> {
+        for address in [Some(&self.source), self.target.as_ref()].into_iter().flatten() {
+            if address.is_empty() || address.len() > 1_024 || address.starts_with('-') {
+                return Err(Failure::bad("an address is HOST:PORT, or redis://HOST:PORT"));
+            }
+            if address.chars().any(|c| c.is_control() || c.is_whitespace()) {
+                return Err(Failure::bad("an address has no space"));
+            }
+            let login = address.rsplit_once('@').map_or("", |(login, _)| login);
+            let login = login.split_once("://").map_or(login, |(_, login)| login);
+            if login.contains(':') {
+                return Err(Failure::bad("there is a password in the address")
+                    .with_remedy("give it in its own field: addresses are seen in the list of processes"));
+            }
+        }
+        Ok(())
+    }
+
+    /// For the audit log and for people.
+    pub fn in_words(&self) -> String {
+        match &self.target {
+            Some(target) => format!("{} -> {target}", self.source),
+            None => self.source.clone(),
+        }
+    }
+}
+
+/// A job between two servers.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobWanted {
+    kind: JobKind,
+    source: String,
+    target: String,
+    source_password: Option<String>,
+    target_password: Option<String>,
+    /// The target's address once more: keys are written there.
+    pub confirm: Option<String>,
+    /// Make the target equal, also by removing what only it has; of a sync.
+    #[serde(default)]
+    mirror: bool,
+    /// Replace keys that the target has; of a copy.
+    #[serde(default)]
+    replace: bool,
+    /// Go on where an earlier one stopped.
+    #[serde(default)]
+    resume: bool,
+    /// Keys per second, at most.
+    rate_keys: Option<u64>,
+    /// Patterns of the keys that are meant.
+    #[serde(default, rename = "match")]
+    patterns: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum JobKind {
+    Sync,
+    Verify,
+    Copy,
+}
+
+/// Passwords are not among what may be printed.
+impl std::fmt::Debug for JobWanted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("JobWanted").field(&self.in_words()).finish()
+    }
+}
+
+impl JobWanted {
+    fn kind(&self) -> Kind {
+        match self.kind {
+            JobKind::Sync => Kind::Sync,
+            JobKind::Verify => Kind::Verify,
+            JobKind::Copy => Kind::Copy,
+        }
+    }
+
+    /// Whether it writes to the target.
+    pub fn writes(&self) -> bool {
+        self.kind != JobKind::Verify
+    }
+
+    /// Where it writes.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// For the audit log.
+    pub fn in_words(&self) -> String {
+        format!("{} {} -> {}", self.kind().word(), self.source, self.target)
+    }
+
+    fn sides(&self) -> Sides {
+        Sides {
+            source: self.source.clone(),
+            target: Some(self.target.clone()),
+            source_password: self.source_password.clone(),
+            target_password: self.target_password.clone(),
+        }
+    }
+
+    /// As it would be typed.
+    fn arguments(&self) -> Answer<Vec<String>> {
+        let mut words = vec![self.kind().word().to_owned()];
+        for (set, only, option) in
+            [(self.mirror, JobKind::Sync, "--mirror"), (self.replace, JobKind::Copy, "--replace")]
+        {
+            if set && self.kind != only {
+                let what = format!("{} is of no use for a {}", &option[2..], self.kind().word());
+                return Err(Failure::bad(what));
+            }
+            words.extend(set.then(|| option.to_owned()));
+        }
+        words.extend(self.resume.then(|| "--resume".to_owned()));
+        if self.writes() {
+            // The target's address was typed to confirm it.
+            words.push("--yes".to_owned());
+        }
+        if let Some(rate) = self.rate_keys {
+            words.extend(["--rate-keys".to_owned(), rate.to_string()]);
+        }
+        for pattern in &self.patterns {
+            // In one word: a pattern may begin like an option.
+            words.push(format!("--match={pattern}"));
+        }
+        words.extend(["--".to_owned(), self.source.clone(), self.target.clone()]);
+        Ok(words)
+    }
+}
+
+/// One assessment.
+#[derive(Debug, Clone)]
+struct Assessment {
+    id: String,
+    state: &'static str,
+    report: Value,
+    text: Vec<String>,
+}
+
+/// What was begun here.
+#[derive(Debug)]
+pub struct Runs {
+    /// Where processes write what they say.
+    folder: PathBuf,
+    state_dir: PathBuf,
+    assessments: Mutex<(u64, VecDeque<Assessment>)>,
+}
+
+impl Runs {
+    /// For the jobs of this folder.
+    pub fn new(state_dir: &Path) -> Runs {
+        let folder = state_dir.join("console-runs");
+        Runs { folder, state_dir: state_dir.to_owned(), assessments: Mutex::default() }
+    }
+
+    /// This binary with these arguments, in a group of its own: what ends the console does not end it.
+    fn command(sides: &Sides, arguments: Vec<String>) -> std::io::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(arguments).stdin(Stdio::null()).process_group(0);
+        // Nothing but what it needs: the console's own passwords are for its own cluster.
+        command.env_clear();
+        let kept = ["PATH", "HOME", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_STATE_HOME"];
+        let kept = kept.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+        let passwords = [
+            ("WHIMBREL_SOURCE_PASSWORD", &sides.source_password),
+            ("WHIMBREL_TARGET_PASSWORD", &sides.target_password),
+        ];
+        let passwords = passwords.iter().filter_map(|(name, password)| {
+            Some((*name, OsString::from(password.as_ref().filter(|password| !password.is_empty())?)))
+        });
+        command.envs(kept.chain(passwords));
+        Ok(command)
+    }
+
+    /// Begins to look at a source, and at a target where there is one. Returns the assessment's name.
+    pub(crate) fn assess(self: &Arc<Runs>, sides: Sides, stop: CancellationToken) -> Answer<String> {
+        sides.check()?;
+        let mut kept = self.assessments.lock();
+        let (number, assessments) = &mut *kept;
+        if assessments.iter().filter(|a| a.state == "running").count() >= ASSESSMENTS_AT_ONCE {
+            return Err(Failure::conflict(format!("{ASSESSMENTS_AT_ONCE} assessments run already"))
+                .with_remedy("wait until one has ended"));
+        }
+        *number += 1;
+        let id = format!("a{:x}-{number}", now_ms());
+        assessments.push_back(Assessment {
+            id: id.clone(),
+            state: "running",
+            report: Value::Null,
+            text: Vec::new(),
+        });
+        if assessments.len() > ASSESSMENTS_KEPT {
+            assessments.pop_front();
+        }
+        drop(kept);
+        let mut arguments = vec!["assess".to_owned(), "--json".to_owned(), "--".to_owned()];
+        arguments.extend([Some(sides.source.clone()), sides.target.clone()].into_iter().flatten());
+        let (runs, name) = (self.clone(), id.clone());
+        tokio::spawn(async move {
+            let (state, report, text) = assess(&sides, arguments, &stop).await;
+            let mut kept = runs.assessments.lock();
+            if let Some(assessment) = kept.1.iter_mut().find(|a| a.id == name) {
+                (assessment.state, assessment.report, assessment.text) = (state, report, text);
+            }
+        });
+        Ok(id)
+    }
+
+    /// How an assessment stands.
+    pub(crate) fn assessment(&self, id: &str) -> Answer<Value> {
+        let kept = self.assessments.lock();
+        let found = kept.1.iter().find(|assessment| assessment.id == id);
+        let assessment = found.ok_or_else(|| Failure::missing("there is no such assessment"))?;
+        Ok(json!({"state": assessment.state, "report": assessment.report, "text": assessment.text}))
+    }
+
+    /// Begins a job between two servers. Returns its name once it is listed.
+    pub(crate) async fn begin(self: Arc<Runs>, wanted: JobWanted) -> Answer<Value> {
+        let sides = wanted.sides();
+        sides.check()?;
+        let fail = |e: &dyn std::fmt::Display| Failure::conflict(format!("the job cannot be begun: {e}"));
+        fs::create_dir_all(&self.folder).map_err(|e| fail(&e))?;
+        let path = self.folder.join(format!("{:x}.log", now_ms()));
+        let said = private(&path).map_err(|e| fail(&e))?;
+        let mut arguments = wanted.arguments()?;
+        let folder = self.state_dir.to_string_lossy().into_owned();
+        arguments.splice(1..1, ["--state-dir".to_owned(), folder]);
+        let both = said.try_clone().map_err(|e| fail(&e))?;
+        let mut command = Runs::command(&sides, arguments).map_err(|e| fail(&e))?;
+        let mut child = command.stdout(both).stderr(said).spawn().map_err(|e| fail(&e))?;
+        let process = child.id();
+        let listed = self.listed(&wanted, &mut child, now_ms() / 1_000).await;
+        if listed.is_err() {
+            // One that is not listed is nobody's: it must not write on unseen.
+            let _ = child.kill().await;
+        } else {
+            // Nobody waits for it: the runtime does, so that it leaves no zombie.
+            tokio::spawn(async move { child.wait().await });
+        }
+        match listed {
+            Ok(name) => Ok(json!({"name": name, "process": process})),
+            Err(Some(failure)) => Err(failure),
+            Err(None) => {
+                let said = tail(&path);
+                Err(Failure::new(axum::http::StatusCode::UNPROCESSABLE_ENTITY, said))
+            }
+        }
+    }
+
+    /// Waits until the job that this process runs is listed. `Err(None)` where the process has ended before.
+    async fn listed(
+        &self,
+        wanted: &JobWanted,
+        child: &mut Child,
+        begun_s: u64,
+    ) -> Result<String, Option<Failure>> {
+        let until = Instant::now() + LISTED_WITHIN;
+        loop {
+            let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
+            let folder = self.state_dir.clone();
+            let listing = move || Jobs::of(&folder, again::arguments).all();
+            let listing = tokio::task::spawn_blocking(listing).await;
+            let listed = listing.map_err(|e| Some(Failure::conflict(e.to_string())))?;
+            let found = listed.map_err(|e| Some(e.into()))?.into_iter().find(|entry| {
+                let status = &entry.status;
+                let is_it = status.kind == wanted.kind() && is_side(&status.source, &wanted.source);
+                // A short one has ended by now, and is listed so.
+                let is_new = entry.running || status.ended && status.updated_s >= begun_s;
+                is_it && is_side(&status.target, &wanted.target) && is_new
+            });
+            match (found, has_ended) {
+                (Some(entry), _) => return Ok(entry.status.id),
+                (None, true) => return Err(None),
+                (None, false) if Instant::now() >= until => {
+                    let what = format!("the job is not listed after {} s", LISTED_WITHIN.as_secs());
+                    return Err(Some(Failure::conflict(what)));
+                }
+                (None, false) => tokio::time::sleep(LOOK_PERIOD).await,
+            }
+        }
+    }
+}
+
+/// Whether a job's address is the one that was given: without scheme, user and database.
+fn is_side(address: &str, given: &str) -> bool {
+    let bare = given.split_once("://").map_or(given, |(_, rest)| rest);
+    let bare = bare.rsplit_once('@').map_or(bare, |(_, rest)| rest);
+    let bare = bare.split(['/', '?']).next().unwrap_or(bare);
+    address == bare || address == given || address.strip_suffix(":6379") == Some(bare)
+}
+
+/// A new file for this user alone.
+fn private(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.append(true).create_new(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    options.open(path)
+}
+
+/// The last that a process said.
+fn tail(path: &Path) -> String {
+    let read = || {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(SAID_BYTES_MAX)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim().to_owned())
+    };
+    match read() {
+        Ok(said) if !said.is_empty() => said,
+        Ok(_) => "the process has ended without a word".to_owned(),
+        Err(e) => format!("the process has ended, and what it said cannot be read: {e}"),
+    }
+}
+
+/// Runs an assessment: how it ended, its report, and what was said besides.
+async fn assess(
+    sides: &Sides,
+    arguments: Vec<String>,
+    stop: &CancellationToken,
+) -> (&'static str, Value, Vec<String>) {
+    let failed = |what: String| ("failed", Value::Null, vec![what]);
+    let spawned = Runs::command(sides, arguments).and_then(|mut command| {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()
+    });
+    let mut child = match spawned {
+        Ok(child) => child,
+        Err(e) => return failed(format!("it cannot be begun: {e}")),
+    };
+    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
+        return failed("it has no output".to_owned());
+    };
+    let (mut report, mut said) = (Vec::new(), Vec::new());
+    let (mut out, mut err) = (out.take(OUTPUT_BYTES_MAX), err.take(SAID_BYTES_MAX));
+    let read = async {
+        let read = tokio::join!(out.read_to_end(&mut report), err.read_to_end(&mut said));
+        let _ = child.wait().await;
+        read
+    };
+    match stop.run_until_cancelled(timeout(ASSESSED_WITHIN, read)).await {
+        Some(Ok(_)) => {}
+        Some(Err(_)) => return failed(format!("it took longer than {} s", ASSESSED_WITHIN.as_secs())),
+        None => return failed("the console was stopped".to_owned()),
+    }
+    let said = String::from_utf8_lossy(&said);
+    let lines: Vec<String> = said.lines().map(str::to_owned).collect();
+    // It ends with another code where something blocks a migration: the report says what.
+    let last = report.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty());
+    match last.and_then(|line| serde_json::from_slice::<Value>(line).ok()) {
+        Some(report) if report.get("error").is_none() => ("done", report, lines),
+        Some(report) => {
+            let error = report["error"].as_str().map(str::to_owned);
+            ("failed", Value::Null, error.map_or(lines, |error| vec![error]))
+        }
+        None => ("failed", Value::Null, lines),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(text: &str) -> JobWanted {
+        serde_json::from_str(text).expect("a job")
+    }
+
+    #[test]
+    fn arguments_are_what_a_user_would_type_and_no_address_is_an_option() {
+        let job =
+            wanted(r#"{"kind": "sync", "source": "a:1", "target": "b:2", "mirror": true, "match": ["-x*"]}"#);
+        let typed = job.arguments().expect("possible");
+        assert_eq!(typed, ["sync", "--mirror", "--yes", "--match=-x*", "--", "a:1", "b:2"]);
+        let verify = wanted(r#"{"kind": "verify", "source": "a:1", "target": "b:2"}"#);
+        assert_eq!(verify.arguments().expect("possible"), ["verify", "--", "a:1", "b:2"]);
+        let refused = wanted(r#"{"kind": "copy", "source": "a:1", "target": "b:2", "mirror": true}"#);
+        assert!(refused.arguments().is_err());
+        for wrong in ["--config=x", "", "a b", "a\n", "redis://u:secret@h:1", "u:secret@h:1"] {
+            let job = wanted(&json!({"kind": "copy", "source": wrong, "target": "b:2"}).to_string());
+            assert!(job.sides().check().is_err(), "{wrong}");
+        }
+        for right in ["h:1", "redis://h:1/3", "redis://user@h:1", "sentinel://a:1,b:2,c:3/main", "[::1]:6379"]
+        {
+            let job = wanted(&json!({"kind": "copy", "source": right, "target": "b:2"}).to_string());
+            assert_eq!(job.sides().check(), Ok(()), "{right}");
+        }
+    }
+
+    #[test]
+    fn passwords_are_not_printed() {
+        let job = wanted(r#"{"kind": "sync", "source": "a", "target": "b", "source_password": "hunter2"}"#);
+        assert!(!format!("{:?}", job.sides()).contains("hunter2"));
+        assert!(!job.in_words().contains("hunter2"));
+    }
+
+    #[test]
+    fn the_job_of_a_process_is_known_by_its_addresses() {
+        for given in ["h:1", "redis://h:1", "redis://user@h:1/3", "rediss://h:1"] {
+            assert!(is_side("h:1", given), "{given}");
+        }
+        assert!(is_side("h:6379", "h") && !is_side("h:1", "h:2"));
+    }
+}

@@ -1,0 +1,270 @@
+//! The console: over HTTP as a script sees it, and in a real browser as people do.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use whimbrel_e2e::binary::Invocation;
+use whimbrel_e2e::http::{Answer, Ask};
+use whimbrel_e2e::resharding::{PATIENCE, Scene};
+use whimbrel_lab::Engine;
+
+use crate::daemon::{Served, invocation};
+
+const ROLES: [&str; 3] = ["look", "operate", "administer"];
+
+/// A daemon with a console, and a token for each role.
+pub(crate) struct Opened {
+    pub(crate) served: Served,
+    /// Where the console listens: `HOST:PORT`.
+    pub(crate) at: String,
+    pub(crate) tokens: BTreeMap<&'static str, String>,
+}
+
+/// A token of this folder.
+#[track_caller]
+pub(crate) fn token(state: &str, name: &str, role: &str) -> String {
+    let args = ["token", "add", name, "--role", role, "--state-dir", state];
+    Invocation::unasked(&args).run().expect_code(0).stdout.trim().to_owned()
+}
+
+impl Opened {
+    /// For the cluster and the folder of a scene.
+    #[track_caller]
+    pub(crate) fn of(scene: &Scene, more: &[&str]) -> Opened {
+        let state = scene.file("").to_string_lossy().into_owned();
+        let tokens = ROLES.into_iter().map(|role| (role, token(&state, role, role))).collect();
+        let mut args = vec!["--console", "127.0.0.1:0"];
+        args.extend(more);
+        let mut served = Served::by(invocation(scene, "127.0.0.1:0", &args));
+        assert!(served.running.wait_for_text("\"console\"", PATIENCE), "{}", served.running.stderr());
+        let at = console_at(&served.running.stdout());
+        Opened { served, at, tokens }
+    }
+
+    /// Asks with the token of a role.
+    #[track_caller]
+    pub(crate) fn ask(&self, role: &str, what: &str, body: Option<&Value>) -> Answer {
+        let token = format!("Bearer {}", self.tokens[role]);
+        let ask = Ask::new(&self.at, what).with("Authorization", token);
+        match body {
+            Some(body) => ask.json(body).answer(),
+            None => ask.answer(),
+        }
+    }
+
+    /// Asks as an administrator, and expects what was asked for.
+    #[track_caller]
+    pub(crate) fn get(&self, path: &str) -> Value {
+        let answer = self.ask("administer", &format!("GET /api/v1{path}"), None);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.json()
+    }
+
+    /// The same with a body.
+    #[track_caller]
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Value {
+        let answer = self.ask("administer", &format!("POST /api/v1{path}"), Some(body));
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.json()
+    }
+
+    /// Waits until a job is as `is` would have it.
+    #[track_caller]
+    pub(crate) fn wait_for_job(&self, name: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let job = self.get(&format!("/jobs/{name}"))["job"].clone();
+            if is(&job) {
+                return job;
+            }
+            assert!(Instant::now() < deadline, "not yet: {job}");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// Where a daemon says that its console is.
+#[track_caller]
+pub(crate) fn console_at(stdout: &str) -> String {
+    let events = stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let url = events.filter(|event| event["event"] == "console").find_map(|event| {
+        let url = event["url"].as_str()?.strip_prefix("http://")?.strip_suffix('/')?;
+        Some(url.to_owned())
+    });
+    url.expect("it says where its console is")
+}
+
+fn scene() -> Scene {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=12_000], vec![12_001..=16_383], Vec::new()]).start();
+    scene.fill(0..=199, 200, 2_000);
+    scene
+}
+
+/// What the document says of a request: any that is allowed has to be no worse than refused for its content.
+fn body_of(operation: &Value) -> Value {
+    let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+    let required = schema["required"].as_array().cloned().unwrap_or_default();
+    let mut body = json!({});
+    for name in required.iter().filter_map(Value::as_str) {
+        let property = &schema["properties"][name];
+        body[name] = match property["enum"].get(0) {
+            Some(first) => first.clone(),
+            None => json!("nothing"),
+        };
+    }
+    body
+}
+
+#[test]
+fn each_role_can_do_what_the_document_says_and_no_more() {
+    let scene = scene();
+    let opened = Opened::of(&scene, &[]);
+    let document = Ask::new(&opened.at, "GET /api/v1/openapi.json").answer().json();
+    let mut tried = 0;
+    for (path, operations) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in operations.as_object().expect("operations") {
+            let Some(needs) = operation["x-role"].as_str() else { continue };
+            // Nothing ends there by itself: it is tried below.
+            if path.ends_with("/stream") {
+                continue;
+            }
+            let path = path.replace("{name}", "nobody").replace("{id}", "nobody");
+            let what = format!("{} {path}", method.to_uppercase());
+            let body = (method == "post").then(|| body_of(operation));
+            let nobody = Ask::new(&opened.at, &what);
+            let nobody = body.as_ref().map_or(nobody.clone(), |body| nobody.json(body)).answer();
+            assert_eq!(nobody.status, 401, "{what}: {}", nobody.body);
+            let least = ROLES.iter().position(|role| *role == needs).expect("a role");
+            for (place, role) in ROLES.into_iter().enumerate() {
+                let answer = opened.ask(role, &what, body.as_ref());
+                let is_refused = answer.status == 403;
+                assert_eq!(is_refused, place < least, "{what} as {role}: {} {}", answer.status, answer.body);
+                assert!(answer.status < 500 || answer.status == 503, "{what}: {}", answer.body);
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried >= 3 * 15, "{tried}");
+    let entries = opened.get("/audit")["entries"].as_array().cloned().expect("entries");
+    assert!(entries.iter().all(|entry| entry["role"] != "look"), "{entries:?}");
+    assert!(entries.iter().any(|entry| entry["order"] == "pause" && entry["who"] == "operate"));
+}
+
+#[test]
+fn pages_from_elsewhere_and_other_names_are_refused() {
+    let scene = scene();
+    let opened = Opened::of(&scene, &["--console-host", "console.example"]);
+    let token = format!("Bearer {}", opened.tokens["administer"]);
+    let status = |headers: &[(&'static str, &str)], what: &str| {
+        let ask = Ask::new(&opened.at, what).with("Authorization", token.clone());
+        let ask = headers.iter().fold(ask, |ask, (name, value)| ask.with(name, *value));
+        ask.answer().status
+    };
+    let own = format!("http://{}", opened.at);
+    assert_eq!(status(&[], "GET /api/v1/me"), 200);
+    assert_eq!(status(&[("Origin", &own)], "GET /api/v1/me"), 200);
+    assert_eq!(status(&[("Host", "console.example")], "GET /api/v1/me"), 200);
+    for host in ["evil.example", "127.0.0.1.evil.example:80", "console.example.evil.example", ""] {
+        assert_eq!(status(&[("Host", host)], "GET /api/v1/me"), 421, "{host}");
+        assert_eq!(status(&[("Host", host)], "GET /"), 421, "{host}");
+    }
+    for origin in ["http://evil.example", "null", "https://127.0.0.1", ""] {
+        assert_eq!(status(&[("Origin", origin)], "GET /api/v1/me"), 403, "{origin}");
+    }
+    // What a form of another page can send without asking first.
+    let form = Ask::new(&opened.at, "POST /api/v1/plans").with("Authorization", token.clone());
+    let form = form.with("Content-Type", "text/plain");
+    let form = Ask { body: r#"{"kind": "rebalance"}"#.to_owned(), ..form }.answer();
+    assert_eq!(form.status, 415, "{}", form.body);
+    for wrong in ["Bearer ", "Bearer x", "Basic YTpi", &format!("Bearer {}x", opened.tokens["look"])] {
+        let answer = Ask::new(&opened.at, "GET /api/v1/me").with("Authorization", wrong).answer();
+        assert_eq!(answer.status, 401, "{wrong}");
+    }
+    let page = Ask::new(&opened.at, "GET /").answer();
+    for header in ["content-security-policy: default-src 'none'", "x-frame-options: DENY", "no-store"] {
+        assert!(page.head.contains(header), "{}", page.head);
+    }
+    // A token that is taken back is refused at once.
+    let state = scene.file("").to_string_lossy().into_owned();
+    Invocation::unasked(&["token", "remove", "administer", "--state-dir", &state]).run().expect_code(0);
+    assert_eq!(status(&[], "GET /api/v1/me"), 401);
+}
+
+#[test]
+fn a_console_is_not_opened_for_everybody_or_nobody() {
+    let scene = scene();
+    let (seed, state) = (scene.cluster.seed(), scene.file("").to_string_lossy().into_owned());
+    let serve = |console: &str| {
+        let args =
+            ["serve", "--cluster", &seed, "--listen", "127.0.0.1:0", "--state-dir", &state, "--console"];
+        Invocation::unasked(&args.iter().copied().chain([console]).collect::<Vec<_>>()).run()
+    };
+    let nobody = serve("127.0.0.1:0").expect_code(2);
+    assert!(nobody.stderr.contains("whimbrel token add"), "{}", nobody.stderr);
+    token(&state, "alice", "look");
+    let clear = serve("0.0.0.0:0").expect_code(2);
+    assert!(clear.stderr.contains("in clear") && clear.stderr.contains("certificate"), "{}", clear.stderr);
+    let twice = ["token", "add", "alice", "--role", "look", "--state-dir", &state];
+    assert!(Invocation::unasked(&twice).run().expect_code(2).stderr.contains("there is a token"));
+    let listed = Invocation::unasked(&["token", "list", "--state-dir", &state]).run().expect_code(0);
+    assert!(
+        listed.stdout.contains("alice  look") && !listed.stdout.contains("whimbrel_"),
+        "{}",
+        listed.stdout
+    );
+}
+
+fn a_plan_is_approved_as_it_was_shown(engine: Engine) {
+    let scene = Scene::of(engine, 0, &[vec![0..=12_000], vec![12_001..=16_383], Vec::new()]).start();
+    scene.fill(0..=199, 200, 2_000);
+    let before = scene.unwritten();
+    let opened = Opened::of(&scene, &["--method", "external"]);
+    let plan = opened.post("/plans", &json!({"kind": "rebalance", "use_empty": true}));
+    let after: Vec<i64> = plan["nodes"]
+        .as_array()
+        .expect("nodes")
+        .iter()
+        .map(|node| node["after"]["slots"].as_i64().expect("slots"))
+        .collect();
+    assert_eq!(after.iter().sum::<i64>(), 16_384);
+    assert!(after.iter().all(|slots| (5_461..=5_462).contains(slots)), "{after:?}");
+    let approve = format!("/plans/{}/approve", plan["id"].as_str().expect("an id"));
+    let refused = opened.ask("operate", &format!("POST /api/v1{approve}"), Some(&json!({"confirm": "yes"})));
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    let confirmed = json!({"confirm": plan["cluster"]});
+    let jobs = opened.post(&approve, &confirmed)["jobs"].clone();
+    let names: Vec<&str> = jobs.as_array().expect("jobs").iter().filter_map(Value::as_str).collect();
+    assert_eq!(names.len(), plan["moves"].as_array().expect("moves").len());
+    let again = opened.ask("operate", &format!("POST /api/v1{approve}"), Some(&confirmed));
+    assert_eq!(again.status, 409, "{}", again.body);
+    for name in &names {
+        let job = opened.wait_for_job(name, |job| job["ended"] == true);
+        assert_eq!(job["phase"], "done", "{job}");
+    }
+    let cluster = opened.get("/cluster");
+    let slots: Vec<i64> = cluster["shards"]
+        .as_array()
+        .expect("shards")
+        .iter()
+        .map(|shard| shard["slot_count"].as_i64().expect("slots"))
+        .collect();
+    assert!(slots.iter().all(|slots| (5_461..=5_462).contains(slots)), "{slots:?}");
+    // What has changed since is found before anything moves.
+    let owner = scene.cluster.owner_of(0).expect("an owner");
+    let (one, other) = ((owner + 1) % 3, (owner + 2) % 3);
+    let wanted = json!({"kind": "reshard", "slots": "0-9", "to": scene.cluster.node_id(one)});
+    let outdated = opened.post("/plans", &wanted);
+    scene.reshard("0-9", other, &[]).run().expect_code(0);
+    let approve = format!("/plans/{}/approve", outdated["id"].as_str().expect("an id"));
+    let refused = opened.ask("operate", &format!("POST /api/v1{approve}"), Some(&confirmed));
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert!(refused.body.contains("does not own"), "{}", refused.body);
+    scene.assert_unchanged(&before);
+    scene.assert_all_run();
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91: a_plan_is_approved_as_it_was_shown
+}

@@ -1,0 +1,195 @@
+//! The console's page in a real browser, with real servers behind it.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use whimbrel_e2e::binary::Invocation;
+use whimbrel_e2e::browser::Browser;
+use whimbrel_e2e::resharding::{PATIENCE, Scene};
+use whimbrel_e2e::syncing::deployment;
+use whimbrel_lab::{Engine, Server};
+
+use crate::console::Opened;
+use crate::daemon::{Served, invocation};
+
+/// A browser on the page, logged in with the token of a role.
+#[track_caller]
+fn browser(opened: &Opened, role: &str) -> Browser {
+    let mut browser = Browser::start();
+    browser.resize(1_280, 900);
+    browser.open(&format!("http://{}/#token={}", opened.at, opened.tokens[role]));
+    browser.wait_for(LIVE);
+    assert_eq!(browser.eval("location.hash.includes('token')"), false, "the token stays in the address");
+    browser
+}
+
+/// Whether the page hears from the server.
+const LIVE: &str = "document.querySelector('[data-test=\"connection\"]')?.dataset.state === 'live'";
+
+fn test(name: &str) -> String {
+    format!("[data-test=\"{name}\"]")
+}
+
+/// Writes what is shown into the folder that `WHIMBREL_SCREENSHOTS` names, for people to look at.
+fn picture(browser: &mut Browser, name: &str) {
+    let Some(folder) = std::env::var_os("WHIMBREL_SCREENSHOTS").map(PathBuf::from) else { return };
+    for (scheme, dark) in [("light", false), ("dark", true)] {
+        browser.prefer_dark(dark);
+        for width in [360, 768, 1_440] {
+            browser.resize(width, 900);
+            browser.screenshot(&folder.join(format!("{name}-{width}-{scheme}.png")));
+        }
+    }
+    browser.prefer_dark(false);
+    browser.resize(1_280, 900);
+}
+
+/// How many elements there are.
+fn number(name: &str) -> String {
+    format!("document.querySelectorAll('[data-test=\"{name}\"]').length")
+}
+
+fn a_rebalance_is_planned_approved_and_watched_by_clicks(engine: Engine) {
+    let scene = Scene::of(engine, 0, &[vec![0..=12_000], vec![12_001..=16_383], Vec::new()]).start();
+    scene.fill(0..=199, 200, 20_000);
+    let before = scene.unwritten();
+    // What is written down with a job is other people's: nothing of it becomes part of the page.
+    let opened = Opened::of(&scene, &["--method", "external"]);
+    let writers = scene.writers(0..=199);
+    assert!(writers.wait_for(200, PATIENCE));
+    let mut browser = browser(&opened, "operate");
+    browser.wait_for(&format!("{} === 3", number("shard")));
+    picture(&mut browser, "cluster");
+
+    browser.click(&test("rebalance"));
+    browser.click(&test("plan-use-empty"));
+    browser.click(&test("plan-button"));
+    browser.wait_for(&format!("{} === 3", number("plan-node-row")));
+    picture(&mut browser, "plan");
+    // Not approved by a click alone.
+    let disabled = format!("document.querySelector({:?}).disabled", test("approve-button"));
+    assert_eq!(browser.eval(&disabled), true);
+    browser.fill(&test("approve-confirm"), "yes");
+    assert_eq!(browser.eval(&disabled), true);
+    browser.fill(&test("approve-confirm"), &scene.cluster.seed());
+    browser.click(&test("approve-button"));
+
+    browser.wait_for("location.hash === '#/jobs'");
+    browser.wait_for(&format!("{} > 0", number("job-row")));
+    picture(&mut browser, "jobs");
+    browser.click(&format!("{} a", test("job-row")));
+    browser.wait_for("location.hash.startsWith('#/jobs/')");
+    picture(&mut browser, "job");
+    browser.click(&test("nav-jobs"));
+    let rows = format!("[...document.querySelectorAll({:?})]", test("job-row"));
+    browser.wait_within(
+        &format!("{rows}.length > 0 && {rows}.every(row => /done/.test(row.innerText))"),
+        PATIENCE,
+    );
+    browser.click(&test("nav-cluster"));
+    let even = format!(
+        "[...document.querySelectorAll('{} .slots')].every(e => /^5,46[12] slots/.test(e.innerText))",
+        test("shard")
+    );
+    browser.wait_for(&even);
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+    let record = writers.stop();
+    scene.assert_kept(&record);
+    record.observed.assert_only_moved();
+    scene.assert_unchanged(&before);
+}
+
+/// The daemon is killed and begun again at the same place: the page says so, and goes on without a reload.
+#[test]
+fn a_connection_that_is_lost_is_found_again() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=16_383]]).start();
+    let mut opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "look");
+    browser.wait_for(&format!("{} === 1", number("shard")));
+    browser.eval("window.isThis = true");
+    opened.served.running.kill9();
+    browser.wait_for("document.querySelector('[data-test=\"connection\"]')?.dataset.state === 'lost'");
+    browser.wait_for_text(&test("age"), "lost");
+    let console = ["--console", &opened.at];
+    let again = Served::by(invocation(&scene, "127.0.0.1:0", &console));
+    browser.wait_for(LIVE);
+    assert_eq!(browser.eval("window.isThis"), true, "it was loaded again");
+    // A role that may only look is offered nothing else.
+    assert_eq!(browser.eval(&number("rebalance")), 0);
+    drop(again);
+}
+
+/// Names and errors of servers may be anything: they are shown, and never become a part of the page.
+#[test]
+fn what_servers_say_is_text() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=16_383]]).start();
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    let name = "<img src=x onerror=\"window.caught=1\"><script>window.caught=2</script>\u{1b}]0;title\u{7}";
+    let mut connection = source.connection();
+    redis::cmd("SET").arg(name).arg("value").exec(&mut connection).expect("written");
+    let mut there = target.connection();
+    redis::cmd("SET").arg(name).arg("another").exec(&mut there).expect("written");
+    let state = scene.file("").to_string_lossy().into_owned();
+    let (from, to) = (source.addr(), target.addr());
+    // A verification that finds that key different has its name in its report.
+    let verify = ["verify", &from, &to, "--state-dir", &state, "--json"];
+    Invocation::new(&verify).run();
+    let opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "administer");
+    browser.click(&test("nav-jobs"));
+    browser.click(&format!("{} a", test("job-row")));
+    browser.wait_for("location.hash.startsWith('#/jobs/')");
+    browser
+        .wait_for(&format!("document.querySelector({:?})?.textContent.includes('onerror')", test("report")));
+    assert_eq!(browser.eval("window.caught ?? null"), Value::Null);
+    assert_eq!(browser.eval("document.querySelectorAll('img, main script').length"), 0);
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+    assert_eq!(opened.get("/jobs")["jobs"].as_array().map(Vec::len), Some(1));
+    drop(deployment(&from));
+}
+
+/// All that a page offers can be reached with the keyboard alone, and each has a name.
+#[test]
+fn everything_is_reached_by_keyboard() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8_191], vec![8_192..=16_383]]).start();
+    let opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "administer");
+    browser.wait_for(&format!("{} === 2", number("shard")));
+    for page in ["cluster", "jobs", "migrations", "fleet", "audit"] {
+        browser.open(&format!("http://{}/#/{page}", opened.at));
+        browser.wait_for(&format!("document.querySelector('main h1') && location.hash === '#/{page}'"));
+        let wanted = browser.eval(
+            "(() => { let n = 0;
+                for (const e of document.querySelectorAll('a[href], button, input, select')) {
+                if (e.disabled || e.getClientRects().length === 0) continue; e.dataset.wanted = n++; }
+                document.activeElement?.blur(); return n; })()",
+        );
+        let wanted = wanted.as_u64().expect("a number");
+        let mut reached = BTreeSet::new();
+        for _ in 0..wanted + 5 {
+            browser.press("Tab");
+            let at = browser.eval("document.activeElement?.dataset?.wanted ?? null");
+            reached.extend(at.as_str().and_then(|at| at.parse::<u64>().ok()));
+        }
+        assert_eq!(reached.len() as u64, wanted, "on {page}: {reached:?}");
+        let nameless = browser.eval(
+            "[...document.querySelectorAll('button, a[href]')].filter(e => e.getClientRects().length &&
+                !(e.innerText.trim() || e.getAttribute('aria-label'))).length",
+        );
+        assert_eq!(nameless, json!(0), "on {page}");
+    }
+    // A dialog is closed by Escape, and focus returns to what opened it.
+    browser.open(&format!("http://{}/#/cluster", opened.at));
+    browser.click(&test("rebalance"));
+    browser.wait_for(&format!("{} === 1", number("plan-dialog")));
+    browser.press("Escape");
+    browser.wait_for(&format!("{} === 0", number("plan-dialog")));
+    browser.wait_for("document.activeElement?.dataset?.test === 'rebalance'");
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+whimbrel_lab::for_each_engine! {
+    a_rebalance_is_planned_approved_and_watched_by_clicks
+}
