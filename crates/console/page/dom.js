@@ -114,7 +114,7 @@ export function table(caption, columns, props = {}) {
   const heads = columns.map((c) =>
     h(
       "th",
-      { scope: "col", role: "columnheader", class: c.number ? "n" : c.class },
+      { scope: "col", role: "columnheader", class: c.number ? "n" : c.class, "data-cell": c.key },
       c.hidden ? h("span", { class: "vh" }, c.head) : c.head,
     ),
   );

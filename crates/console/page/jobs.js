@@ -108,7 +108,7 @@ function chosen() {
 
 export function open() {
   let shown = PAGE;
-  const of = table("Jobs of this state folder, running ones first", COLUMNS, { class: "cards" });
+  const of = table("Jobs of this state folder, running ones first", COLUMNS, { class: "cards jobs" });
   const states = select(
     "job-state-filter",
     [
