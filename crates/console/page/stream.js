@@ -82,7 +82,7 @@ export function follow(on) {
         if (!stopped) return;
       } catch (error) {
         if (stopped) return;
-        on.lost(error.message);
+        on.lost(error);
       }
       const pause = PAUSES_MS[Math.min(tries++, PAUSES_MS.length - 1)];
       await new Promise((resolve) => {

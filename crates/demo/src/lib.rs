@@ -3,9 +3,12 @@
 //! A demonstration runs this same binary as a user would, and proves by other means what it did. It uses no
 //! library of ours that moves data. Everything that it has started is gone afterwards.
 
+mod console;
 mod copy;
 mod reshard;
 mod stage;
+
+use std::time::Duration;
 
 use whimbrel_lab::Engine;
 use whimbrel_loadgen::interrupt;
@@ -38,4 +41,13 @@ pub fn copy(engine: Engine, keys: u64) -> anyhow::Result<Outcome> {
 /// As [`copy`]. What the proof finds is no error.
 pub fn reshard(engine: Engine, keys: u64) -> anyhow::Result<Outcome> {
     interrupt::run(Outcome::Stopped, |interrupt| reshard::show(engine, keys, interrupt))
+}
+
+/// Opens the console before a cluster with at least [`KEYS_MIN`] keys under load, until the user stops it or
+/// for `time`, and proves that nothing was lost.
+///
+/// # Errors
+/// As [`copy`].
+pub fn console(engine: Engine, keys: u64, time: Duration) -> anyhow::Result<Outcome> {
+    interrupt::run(Outcome::Stopped, |interrupt| console::show(engine, keys, time, interrupt))
 }

@@ -57,32 +57,7 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
          ends.\n",
         full_version(engine)
     ))?;
-    let started = Instant::now();
-    let cluster = Cluster::builder(engine)
-        .primaries(OWNERS + 1)
-        .replicas(1)
-        .node_timeout_ms(NODE_TIMEOUT_MS)
-        .start()?;
-    empty_the_last(&cluster)?;
-    let mut map = map_of(&cluster)?;
-    each_owner(&cluster, &map, interrupt, 0..keys.total, keys, |connection, numbers| {
-        let mut pipeline = pipe();
-        for number in numbers {
-            pipeline.add_command(keys.create(*number)).ignore();
-        }
-        Ok(pipeline.exec(connection)?)
-    })?;
-    let counted_before = cluster.total_keys()?;
-    ensure!(
-        counted_before == keys.total,
-        "the cluster should hold {total} keys now, but holds {counted_before}"
-    );
-    print(&format!(
-        "1. {} servers run, and {total} keys are in: four fifths strings, the rest of the other types. That \
-            took {}.",
-        cluster.nodes().len(),
-        duration(started.elapsed())
-    ))?;
+    let (cluster, mut map) = begin(engine, keys, interrupt)?;
     print(&format!(
         "2. {WRITERS} clients write and {READERS} read, 4,000 commands a second; they follow MOVED as every \
          cluster client does, nothing else.",
@@ -96,10 +71,9 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
     // Through the map of before, as a client that slept all the while.
     proof.writes(keys, &watched.written, watched.all.acknowledged, &mut Wires::new(map.clone()))?;
     map = map_of(&cluster)?;
-    proof.other_keys(&cluster, &map, keys, interrupt)?;
-    proof.counts(counted_before, cluster.total_keys()?)?;
-    proof.replicas(&cluster, interrupt)?;
-    proof.clients(&watched)?;
+    proof.rest(&cluster, &map, keys, interrupt)?;
+    proof.clients(&watched.all, watched.commands)?;
+    proof.stall(&watched)?;
     for node in cluster.nodes() {
         node.stop()?;
     }
@@ -116,6 +90,38 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
         duration(watched.wall)
     ))?;
     Ok(Outcome::Proven)
+}
+
+/// A cluster of three primaries that share the keys, and a fourth that is empty, each with a replica; and who
+/// owns what.
+///
+/// # Errors
+/// When the servers are not on this machine or go away, or the user stops us.
+pub(crate) fn begin(engine: Engine, keys: Keys, interrupt: &Interrupt) -> anyhow::Result<(Cluster, Map)> {
+    let (started, total) = (Instant::now(), format_count(keys.total));
+    let cluster = Cluster::builder(engine)
+        .primaries(OWNERS + 1)
+        .replicas(1)
+        .node_timeout_ms(NODE_TIMEOUT_MS)
+        .start()?;
+    empty_the_last(&cluster)?;
+    let map = map_of(&cluster)?;
+    each_owner(&cluster, &map, interrupt, 0..keys.total, keys, |connection, numbers| {
+        let mut pipeline = pipe();
+        for number in numbers {
+            pipeline.add_command(keys.create(*number)).ignore();
+        }
+        Ok(pipeline.exec(connection)?)
+    })?;
+    let counted = cluster.total_keys()?;
+    ensure!(counted == keys.total, "the cluster should hold {total} keys now, but holds {counted}");
+    print(&format!(
+        "1. {} servers run, and {total} keys are in: four fifths strings, the rest of the other types. That \
+            took {}.",
+        cluster.nodes().len(),
+        duration(started.elapsed())
+    ))?;
+    Ok((cluster, map))
 }
 
 /// The laboratory gives every primary its share. The keyless slots of the last one go to the others in
@@ -142,7 +148,7 @@ fn empty_the_last(cluster: &Cluster) -> anyhow::Result<()> {
 }
 
 /// Who owns what in the eyes of the first node.
-fn map_of(cluster: &Cluster) -> anyhow::Result<Map> {
+pub(crate) fn map_of(cluster: &Cluster) -> anyhow::Result<Map> {
     Ok(Map {
         addresses: cluster.nodes().iter().map(Server::addr).collect(),
         owner_of: owners_seen_by(cluster, 0)?
@@ -338,7 +344,7 @@ impl<'a> Lines<'a> {
 }
 
 /// Adds all but the latencies.
-fn add(all: &mut Met, met: Met) {
+pub(crate) fn add(all: &mut Met, met: Met) {
     all.moved += met.moved;
     all.acknowledged += met.acknowledged;
     all.wrong_reads += met.wrong_reads;
@@ -348,8 +354,8 @@ fn add(all: &mut Met, met: Met) {
 }
 
 /// Each line says in capitals what is not as it should be.
-struct Proof {
-    is_good: bool,
+pub(crate) struct Proof {
+    pub(crate) is_good: bool,
 }
 
 impl Proof {
@@ -397,8 +403,21 @@ impl Proof {
         self.line("Slots", is_good, &words)
     }
 
+    /// What no client writes, how many keys there are, and the replicas.
+    pub(crate) fn rest(
+        &mut self,
+        cluster: &Cluster,
+        map: &Map,
+        keys: Keys,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<()> {
+        self.other_keys(cluster, map, keys, interrupt)?;
+        self.counts(keys.total, cluster.total_keys()?)?;
+        self.replicas(cluster, interrupt)
+    }
+
     /// Reads every written key back, as a client does.
-    fn writes(
+    pub(crate) fn writes(
         &mut self,
         keys: Keys,
         written: &[(u64, Written)],
@@ -495,12 +514,11 @@ impl Proof {
         self.line("Replicas", problem.is_none(), words)
     }
 
-    fn clients(&mut self, watched: &Watched) -> anyhow::Result<()> {
-        let Watched { all, commands, .. } = watched;
+    pub(crate) fn clients(&mut self, all: &Met, commands: u64) -> anyhow::Result<()> {
         let is_good = all.errors.is_empty() && all.wrong_reads == 0;
         let words = format!(
             "{} commands, {}, {} ({} MOVED followed)",
-            format_count(*commands),
+            format_count(commands),
             errors_in_words(&all.errors),
             if all.wrong_reads == 0 {
                 "no wrong read".to_owned()
@@ -509,7 +527,10 @@ impl Proof {
             },
             format_count(all.moved),
         );
-        self.line("Clients", is_good, &words)?;
+        self.line("Clients", is_good, &words)
+    }
+
+    fn stall(&mut self, watched: &Watched) -> anyhow::Result<()> {
         let words = format!(
             "{} for any command, from when it was due (before the rebalance: {})",
             milliseconds(watched.longest_us),

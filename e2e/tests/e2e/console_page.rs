@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::browser::Browser;
 use whimbrel_e2e::resharding::{PATIENCE, Scene};
-use whimbrel_e2e::syncing::deployment;
+use whimbrel_e2e::syncing::{deployment, fill, writers};
 use whimbrel_lab::{Engine, Server};
 
 use crate::console::Opened;
@@ -148,6 +149,145 @@ fn what_servers_say_is_text() {
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
     assert_eq!(opened.get("/jobs")["jobs"].as_array().map(Vec::len), Some(1));
     drop(deployment(&from));
+}
+
+/// A migration by clicks alone: assessed, synced, verified, rehearsed, cut over while clients write, and back.
+#[test]
+fn a_migration_is_guided_to_its_cutover_and_back() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=16_383]]).start();
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    let (from, to) = (source.addr(), target.addr());
+    fill(&deployment(&from));
+    // The fence of a cutover takes the right to write from all users but this one.
+    for server in [&source, &target] {
+        let user = ["SETUSER", "mover", "on", ">a-secret-of-the-mover", "~*", "&*", "+@all"];
+        redis::cmd("ACL").arg(&user).exec(&mut server.connection()).expect("a user");
+    }
+    let opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "administer");
+    browser.click(&test("nav-migrations"));
+    for (side, at) in [("source", &from), ("target", &to)] {
+        browser.fill(&test(side), &format!("redis://mover@{at}"));
+        browser.fill(&test(&format!("{side}-password")), "a-secret-of-the-mover");
+    }
+    browser.click("[data-test=\"sides-form\"] [type=\"submit\"]");
+    browser.wait_for_text(&test("assess-verdict"), ".");
+    picture(&mut browser, "migrations");
+    let writers = writers(std::slice::from_ref(&from), "page");
+    browser.click(&test("sync-button"));
+    browser.fill(&test("start-confirm"), &format!("redis://mover@{to}"));
+    browser.click(&test("start-button"));
+    browser.wait_for("location.hash.startsWith('#/migrations/sync-')");
+    let done =
+        |step: &str| format!("document.querySelector('[data-test=\"step-{step}\"]')?.dataset.done === 'yes'");
+    browser.wait_within(&done("sync"), PATIENCE);
+    // What differs while clients write is looked at again, which may take its time on a busy machine.
+    let record = writers.stop();
+    browser.click(&test("verify-open"));
+    for (side, at) in [("source", &from), ("target", &to)] {
+        browser.fill(&format!("dialog {}", test(side)), &format!("redis://mover@{at}"));
+        browser.fill(&format!("dialog {}", test(&format!("{side}-password"))), "a-secret-of-the-mover");
+    }
+    browser.click(&test("verify-button"));
+    browser.wait_within(&done("verify"), PATIENCE);
+    let writers = whimbrel_e2e::syncing::writers(std::slice::from_ref(&from), "cutover");
+    browser.fill(&test("max-pause"), "2s");
+    let rehearsed = done("rehearse");
+    rehearse(&mut browser, "rehearse-button", &rehearsed);
+    picture(&mut browser, "migration");
+    browser.click(&test("cutover-open"));
+    let name = browser.eval("decodeURIComponent(location.hash.slice('#/migrations/'.length))");
+    let name = name.as_str().expect("a name").to_owned();
+    browser.fill(&test("cutover-confirm"), "another");
+    let disabled = format!("document.querySelector({:?}).disabled", test("cutover-button"));
+    assert_eq!(browser.eval(&disabled), true);
+    browser.fill(&test("cutover-confirm"), &name);
+    browser.click(&test("cutover-button"));
+    browser.wait_within(&done("cutover"), PATIENCE);
+    let later = writers.stop();
+    for record in [&record, &later] {
+        record.assert_kept(&deployment(&to));
+    }
+    let mut there = target.connection();
+    redis::cmd("SET").arg("after").arg("the cutover").exec(&mut there).expect("the target takes writes");
+
+    let back = opened.get("/jobs")["jobs"]
+        .as_array()
+        .and_then(|jobs| {
+            jobs.iter().find(|job| job["kind"] == "sync" && job["source"] == to.as_str()).cloned()
+        })
+        .expect("the target is followed back");
+    let back = back["name"].as_str().expect("a name").to_owned();
+    opened.wait_for_job(&back, |job| job["phase"] == "following");
+    picture(&mut browser, "cut-over");
+    browser.click(&test("back-button"));
+    browser.fill(&test("cutover-confirm"), &back);
+    browser.click(&test("cutover-button"));
+    browser.wait_within(&done("back"), PATIENCE);
+    let mut here = source.connection();
+    let after: String = redis::cmd("GET").arg("after").query(&mut here).expect("it is there");
+    assert_eq!(after, "the cutover");
+    redis::cmd("SET").arg("at").arg("home").exec(&mut here).expect("the source takes writes again");
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+    let orders = opened.get("/audit")["entries"].to_string();
+    assert!(!orders.contains("a-secret-of-the-mover"), "{orders}");
+    for order in ["assess", "begin", "cutover, as a dry run", "\"cutover\""] {
+        assert!(orders.contains(order), "{order} is not in {orders}");
+    }
+}
+
+/// What is compared while clients write may differ for longer than a rehearsal looks: then it is tried again.
+#[track_caller]
+fn rehearse(browser: &mut Browser, button: &str, is_done: &str) {
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        browser.click(&test(button));
+        let answered = format!(
+            "({is_done}) || document.querySelector('[data-test=\"step-rehearse\"] [data-test=\"error\"]')"
+        );
+        browser.wait_within(&answered, PATIENCE);
+        if browser.eval(is_done) == true {
+            return;
+        }
+        let said = browser.text(&test("step-rehearse"));
+        assert!(std::time::Instant::now() < until, "it cannot be rehearsed: {said}");
+    }
+}
+
+/// A drain of a primary is cancelled half-way, by clicks: what had not moved stays, and nothing is lost.
+#[test]
+fn a_drain_is_cancelled_half_way() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8_191], vec![8_192..=16_383]]).start();
+    scene.fill(0..=199, 200, 20_000);
+    let before = scene.unwritten();
+    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "500"]);
+    let writers = scene.writers(0..=199);
+    assert!(writers.wait_for(200, PATIENCE));
+    let mut browser = browser(&opened, "operate");
+    browser.wait_for(&format!("{} === 2", number("shard")));
+    let node = scene.cluster.node_id(0);
+    browser.click(&format!("[data-id=\"{node}\"] [data-test=\"drain\"]"));
+    browser.click(&test("plan-button"));
+    browser.fill(&test("approve-confirm"), &scene.cluster.seed());
+    browser.click(&test("approve-button"));
+    browser.wait_for("location.hash === '#/jobs'");
+    browser.click(&format!("{} a", test("job-row")));
+    // It has keys at the target already.
+    browser.wait_within("/[1-9][0-9]* %/.test(document.querySelector('main').innerText)", PATIENCE);
+    picture(&mut browser, "draining");
+    let name = browser.eval("decodeURIComponent(location.hash.slice('#/jobs/'.length))");
+    browser.click(&test("cancel"));
+    browser.fill(&test("cancel-confirm"), name.as_str().expect("a name"));
+    browser.click(&test("cancel-button"));
+    let state =
+        format!("/cancelled|rolled back/.test(document.querySelector({:?})?.innerText)", test("job-state"));
+    browser.wait_within(&state, PATIENCE);
+    let record = writers.stop();
+    scene.assert_kept(&record);
+    record.observed.assert_only_moved();
+    scene.assert_unchanged(&before);
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
 
 /// All that a page offers can be reached with the keyboard alone, and each has a name.

@@ -1,5 +1,7 @@
 //! `whimbrel demo`.
 
+use std::time::Duration;
+
 use whimbrel_demo::{KEYS_MIN, Outcome};
 
 use crate::exit::Exit;
@@ -10,10 +12,11 @@ use crate::settings::args::{Demo, DemoArgs};
 /// # Errors
 /// When the servers are not on this machine or go away, or something of our own fails.
 pub fn run(args: &DemoArgs) -> anyhow::Result<Exit> {
-    let (is_copy, options) = match &args.demo {
-        None => (false, &args.options),
-        Some(Demo::Reshard(options)) => (false, options),
-        Some(Demo::Copy(options)) => (true, options),
+    let (is_copy, options, time) = match &args.demo {
+        None => (false, &args.options, None),
+        Some(Demo::Reshard(options)) => (false, options, None),
+        Some(Demo::Copy(options)) => (true, options, None),
+        Some(Demo::Console { options, time }) => (false, options, Some(Duration::from_millis(*time))),
     };
     let engine = match whimbrel_demo::engine(&options.engine) {
         Ok(engine) => engine,
@@ -26,8 +29,11 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Exit> {
         eprintln!("error: --keys must be at least {KEYS_MIN} here");
         return Ok(Exit::Usage);
     }
-    let show = if is_copy { whimbrel_demo::copy } else { whimbrel_demo::reshard };
-    Ok(exit_of(show(engine, options.keys)?))
+    Ok(exit_of(match (time, is_copy) {
+        (Some(time), _) => whimbrel_demo::console(engine, options.keys, time),
+        (None, true) => whimbrel_demo::copy(engine, options.keys),
+        (None, false) => whimbrel_demo::reshard(engine, options.keys),
+    }?))
 }
 
 /// The exit code of the command that was shown is ours as well.

@@ -20,6 +20,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use whimbrel_core::units::parse_count;
 
+use self::values::parse_ms;
+
 pub use self::access::{Access, PASSWORD_TTL_MS, Reach};
 pub use self::assess::AssessArgs;
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
@@ -188,6 +190,16 @@ pub enum Demo {
     Reshard(DemoOptions),
     /// Copy all keys of one server to another, and prove it
     Copy(DemoOptions),
+    /// Open the console before a cluster under load, to plan and watch in a browser; Ctrl-C ends it, and
+    /// proves that nothing was lost
+    Console {
+        /// What it is made of.
+        #[command(flatten)]
+        options: DemoOptions,
+        /// How long at most
+        #[arg(long, default_value = "1h", value_parser = parse_ms)]
+        time: u64,
+    },
 }
 
 /// What a demo is made of.
