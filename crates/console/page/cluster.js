@@ -410,7 +410,7 @@ export function open() {
     const running = [...state.jobs.values()].filter((job) => job.kind === "move" && !job.ended).sort(order);
     show(at.movingPart, running.length > 0);
     show(at.moreMoves, running.length > MOVES);
-    text(at.moreMoves.firstChild, `${count(running.length - MOVES)} more`);
+    text(at.moreMoves.firstChild, `${countOf(running.length - MOVES, "more move")}`);
     keyed(at.moving, running.slice(0, MOVES), (job) => job.name, makeMove, updateMove);
     paintSlots();
   }

@@ -106,6 +106,18 @@ export function keyed(parent, items, keyOf, make, update) {
   }
 }
 
+/** A region that scrolls can be reached by the keyboard, and one that does not is no stop on the way. */
+const scrolling = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const region = target.closest(".scroll");
+    if (!region) continue;
+    const is = region.scrollWidth > region.clientWidth + 1 || region.scrollHeight > region.clientHeight + 1;
+    attr(region, "tabindex", is ? "0" : null);
+    attr(region, "role", is ? "region" : null);
+    attr(region, "aria-label", is ? region.querySelector("caption").textContent : null);
+  }
+});
+
 /**
  * A table: columns are `{key, head, number, wide}`. Roles are said, since narrow screens show rows as cards
  * and some browsers forget then that it is a table.
@@ -126,7 +138,9 @@ export function table(caption, columns, props = {}) {
     h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads)),
     body,
   );
-  return { node, body, columns, region: h("div", { class: "scroll" }, node) };
+  const region = h("div", { class: "scroll" }, node);
+  [region, node].forEach((part) => scrolling.observe(part));
+  return { node, body, columns, region };
 }
 
 /** A row of such a table; `cells` are by key. */

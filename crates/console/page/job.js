@@ -21,7 +21,7 @@ import { chart } from "./charts.js";
 import { between, doneOf, mood, rateOf } from "./jobs.js";
 import { confirm, form } from "./dialogs.js";
 import { minus, parse, shardBar, sizeOf, told } from "./slots.js";
-import { canaryTrace, may, noteLag, serverNow, state, stateOf, traceOf } from "./store.js";
+import { canaryTrace, jobNamed, may, noteLag, serverNow, state, stateOf, traceOf } from "./store.js";
 import {
   bytes,
   clean,
@@ -61,7 +61,7 @@ export function reader(name, then) {
     read,
     stop: () => abort.abort(),
     async tick() {
-      const job = state.jobs.get(name);
+      const job = jobNamed(name);
       const isDue = !read.answer || !job?.ended || ofJob !== job;
       if (busy || !isDue || Date.now() - askedAt < PERIOD_MS) return;
       [busy, askedAt, ofJob] = [true, Date.now(), job];
@@ -471,7 +471,7 @@ export function open(name) {
 
   function update() {
     look.tick();
-    const job = state.jobs.get(name) ?? look.read.answer?.job ?? last;
+    const job = jobNamed(name) ?? look.read.answer?.job ?? last;
     const { error } = look.read;
     refill(at.error, error ? [error.message, error.status] : null, () =>
       error

@@ -1,27 +1,29 @@
 // The page: who is logged in, which view is open, how old what is shown is, one paint for each frame.
 //
-// Names for a test driver, as data-test:
-//   frame       nav-cluster nav-jobs nav-migrations nav-fleet nav-audit who theme sign-out
-//               connection (data-state: connecting, live, lost) age error remedy command command-copy
+// Names for a test driver, as data-test. The button of a form NAME-form or login is NAME-button:
+//   frame       nav-cluster nav-jobs nav-migrations nav-fleet nav-audit who theme sign-out age error remedy
+//               connection (data-state: connecting, live, lost) command command-copy dialog-close
 //   login       login token login-button
-//   cluster     cluster-state cluster-error canary canary-now finding whole-bar shard (data-id) shard-filter
-//               shard-sort shard-more moving (data-job) repair rebalance reshard drain
-//   plan        plan-dialog plan-by plan-use-empty plan-threshold plan-slots plan-to plan-node plan-form
-//               plan-form-button plan-summary plan-note plan-move plan-node-row approve-form approve-confirm
-//               approve-form-button plan-again plan-nothing repair-dialog repair-action
-//   jobs        job-state-filter job-text-filter job-count job-row (data-job) job-more jobs-new
-//   job         job-name job-state job-percent job-eta job-message job-slots keys-chart bytes-chart lag-chart
-//               canary-chart (each with -now) event set-form set-keys set-bytes set-latency set-form-button
-//               pause resume cancel cutover cancel-dialog cancel-confirm cancel-form cancel-button again
-//               report
+//   cluster     cluster-state cluster-error canary whole-bar finding shard (data-id) shard-filter shard-sort
+//               shard-more moving (data-job) rebalance reshard drain repair
+//   plan        plan-dialog plan-form plan-by plan-use-empty plan-threshold plan-slots plan-to plan-node
+//               plan-button plan-summary plan-note plan-nothing plan-node-row plan-move plan-again
+//               approve-form approve-confirm approve-button
+//   repair      repair-dialog repair-action repair-nothing
+//   jobs        job-state-filter job-text-filter job-count job-row (data-job) job-more
+//   job         job-name job-state job-percent job-eta job-message job-slots event report again again-copy
+//               keys-chart bytes-chart lag-chart canary-chart (each with -now) pause resume cutover cancel
+//               cancel-dialog cancel-form cancel-confirm cancel-button
+//               set-form set-keys set-bytes set-latency set-button
 //   migrations  migration (data-job) sides-form source target source-password target-password mirror
-//               start-confirm assess-button sync-button verify-button step-assess step-sync step-verify
-//               step-rehearse step-cutover step-back (data-done) true missing step-button assess-verdict
-//               fence max-pause compare reverse rehearse-button cutover-dialog cutover-confirm
-//               cutover-button back-button outcome
+//               assess-button assess-verdict assess-command sync-command sync-button start-dialog start-form
+//               start-confirm start-button
+//   migration   step-assess step-sync step-verify step-rehearse step-cutover step-back (data-done: yes, no)
+//               true missing step-button assess-dialog assess-form assess-button verify-open verify-dialog
+//               verify-form verify-button fence max-pause compare reverse rehearse-button cutover-open
+//               back-rehearse back-button cutover-dialog cutover-form cutover-confirm cutover-button outcome
 //   fleet       fleet-state member backend
 //   audit       audit-row
-//   dialogs     dialog-close; a form's own button is NAME-button
 
 import { forgetToken, get, keepToken, onRefused, takeToken, token } from "./api.js";
 import { announce, field, fill, h, show, text } from "./dom.js";

@@ -7,7 +7,7 @@ import { doneOf, mood } from "./jobs.js";
 import { lastVerify, leadsBack, wayBack } from "./migrations.js";
 import { ask, outcome, rehearse, settings } from "./cutover.js";
 import { assessmentOf, findings, line, openAssess, openVerify, verdictText } from "./sides.js";
-import { may, state, stateOf } from "./store.js";
+import { jobNamed, may, state, stateOf } from "./store.js";
 import { clock, count, countOf, duration, time } from "./units.js";
 
 /** What was chosen, rehearsed and done in this page, by job. */
@@ -18,8 +18,8 @@ const keptOf = (name) =>
 
 const WORDS = { done: "done", now: "now", todo: "to do", problem: "look here" };
 
-const isEnded = (job) => job.ended || job.phase === "cut-over";
-const isCutOver = (job) => job.phase === "cut-over";
+const isEnded = (job) => job.ended;
+const isCutOver = (job) => job.ended && job.phase === "cut over";
 
 /** A step: its parts, and how to show what is true and what is missing. */
 function step(number, title, test, ...rest) {
@@ -132,7 +132,7 @@ function skeleton(name, mine, update) {
     note: h("p", { class: "note" }),
     choices: settings(mine.chosen),
   };
-  const job = () => state.jobs.get(name);
+  const job = () => jobNamed(name);
   const pair = () => ({ source: job()?.source, target: job()?.target });
   const part = (key) => (at[key] = h("div", {}));
   at.assessButton = gated("Assess …", "step-button", () => openAssess(pair(), update));
@@ -244,7 +244,7 @@ async function doRehearse(at, name, mine, update) {
 }
 
 async function doBack(at, name, mine, dryRun, update) {
-  const job = state.jobs.get(name);
+  const job = jobNamed(name);
   const back = leadsBack(job) ? job : wayBack(job);
   try {
     const values = at.choices.values();
@@ -402,7 +402,7 @@ export function open(name) {
   const at = skeleton(name, mine, () => update());
 
   function update() {
-    const job = state.jobs.get(name) ?? look.read.answer?.job ?? last;
+    const job = jobNamed(name) ?? look.read.answer?.job ?? last;
     look.tick();
     const isMissing = !job && state.everRead;
     refill(at.error, isMissing, () =>

@@ -21,7 +21,7 @@ export function leadsBack(job) {
   return [...state.jobs.values()].find(
     (other) =>
       other.kind === "sync" &&
-      other.phase === "cut-over" &&
+      other.phase === "cut over" &&
       other.source === job.target &&
       other.target === job.source &&
       other.created_s <= job.created_s,
@@ -51,7 +51,7 @@ export function lastVerify(job) {
 }
 
 function nextOf(job) {
-  if (job.phase === "cut-over")
+  if (job.phase === "cut over")
     return wayBack(job)?.running ? "come back, where that is wanted" : "cut over";
   if (job.ended) return "ended";
   if (job.state === "interrupted") return "go on with it";

@@ -160,9 +160,7 @@ function pauses(plan) {
   const [often, most] = [countOf(plan.pauses_max ?? 0, "time"), duration(plan.max_pause_ms)];
   const isTold = plan.notes?.some((note) => note.includes("paused"));
   return [
-    isTold
-      ? null
-      : `Writes of a source are paused ${often}, for at most ${most} each time; reads go on.`,
+    isTold ? null : `Writes of a source are paused ${often}, for at most ${most} each time; reads go on.`,
     typeof plan.pause_ms === "number"
       ? `Without writers a handover takes about ${duration(plan.pause_ms)}.`
       : null,

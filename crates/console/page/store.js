@@ -31,6 +31,21 @@ let offsets = [];
 /** Points of a job: `{at, keys, bytes, lag}`. */
 export const traceOf = (name) => traces.get(name) ?? [];
 
+/**
+ * A job by its name. One that can be begun again is kept under another name once it has ended: its own, and
+ * when it was made.
+ */
+export function jobNamed(name) {
+  const job = state.jobs.get(name);
+  if (job) return job;
+  let last = null;
+  for (const other of state.jobs.values()) {
+    if (!other.ended || !other.name.startsWith(`${name}-`)) continue;
+    if (!last || other.created_s > last.created_s) last = other;
+  }
+  return last;
+}
+
 function push(points, point) {
   points.push(point);
   if (points.length > POINTS) points.shift();

@@ -37,7 +37,8 @@ export function parser(found) {
 }
 
 /**
- * Follows until `stop` of what it returns is called. `on` has `message(event, data)`, `lost(why)` and `refused()`.
+ * Follows until `stop` of what it returns is called. `on` has `message(event, data)`, `lost()` and
+ * `refused()`.
  */
 export function follow(on) {
   let [stopped, tries, abort, wake] = [false, 0, null, () => {}];
@@ -82,7 +83,9 @@ export function follow(on) {
         if (!stopped) return;
       } catch (error) {
         if (stopped) return;
-        on.lost(error);
+        // For whoever looks into why: the page says only that it is lost.
+        console.warn(`the stream has ended: ${error.message}`);
+        on.lost();
       }
       const pause = PAUSES_MS[Math.min(tries++, PAUSES_MS.length - 1)];
       await new Promise((resolve) => {
