@@ -50,6 +50,9 @@ pub(crate) struct Inner {
     pub(crate) runs: Arc<Runs>,
     /// Orders under way: they come to their end although the client has gone.
     pub(crate) orders: Mutex<JoinSet<()>>,
+    /// Held while the cluster is asked for somebody, and while keys are counted for a plan.
+    pub(crate) asking: tokio::sync::Mutex<()>,
+    pub(crate) looking: tokio::sync::Mutex<()>,
     pub(crate) stop: CancellationToken,
 }
 

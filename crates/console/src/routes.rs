@@ -110,6 +110,12 @@ impl Inner {
         self.mover.as_ref().ok_or_else(missing)
     }
 
+    /// Keys are counted and looked at for one plan at a time: servers have something else to do.
+    fn looking(&self) -> Answer<tokio::sync::MutexGuard<'_, ()>> {
+        let busy = |_| Failure::conflict("another plan is being made").with_remedy("wait until it is there");
+        self.looking.try_lock().map_err(busy)
+    }
+
     /// Has an order carried out that was written down before. It comes to its end although the client has
     /// gone: half of it would be worse than all of it.
     async fn ordered<F>(
@@ -195,10 +201,27 @@ async fn jobs(State(inner): Console, caller: Caller) -> Answer<Json> {
     Ok(Json(json!({"now_ms": now_ms(), "jobs": jobs})))
 }
 
+/// The job of this name. One that can be begun again is kept under another name once it has ended: its own,
+/// and when it was made.
+fn named(seen: Vec<Seen>, name: &str) -> Option<Seen> {
+    let is_ended_run = |seen: &&Seen| {
+        let status = &seen.entry.status;
+        status.ended && status.id == format!("{name}-{:x}", status.created_s)
+    };
+    let exactly = seen.iter().position(|seen| seen.entry.status.id == name);
+    let last = || {
+        let ended = seen.iter().enumerate().filter(|(_, seen)| is_ended_run(seen));
+        ended.max_by_key(|(_, seen)| seen.entry.status.created_s).map(|(place, _)| place)
+    };
+    let place = exactly.or_else(last)?;
+    seen.into_iter().nth(place)
+}
+
 async fn job(State(inner): Console, caller: Caller, Path(name): Path<String>) -> Answer<Json> {
     let seen = read(&inner).await?;
     let missing = || Failure::missing(format!("there is no job {name}"));
-    let seen = seen.into_iter().find(|seen| seen.entry.status.id == name).ok_or_else(missing)?;
+    let seen = named(seen, &name).ok_or_else(missing)?;
+    let name = seen.entry.status.id.clone();
     let store = inner.jobs().store;
     let details = match seen.entry.running && seen.answers && !seen.is_elsewhere {
         true => whimbrel_control::steering::standing(&store.socket(&name)).await.map(|s| s.details),
@@ -297,21 +320,28 @@ async fn begin(State(inner): Console, caller: Caller, Body(wanted): Body<JobWant
     if wanted.writes() {
         confirmed(wanted.confirm.as_deref(), wanted.target())?;
     }
+    wanted.sides().check()?;
     let of = wanted.in_words();
     inner.ordered(&caller, ("begin", of), inner.runs.clone().begin(wanted)).await
 }
 
 async fn read_cluster(State(inner): Console, _: Caller) -> Answer<Json> {
-    Ok(Json(cluster::read(inner.mover()?, None).await))
+    let mover = inner.mover()?;
+    let _turn = inner.asking.lock().await;
+    Ok(Json(cluster::read(mover, None).await))
 }
 
 async fn repair(State(inner): Console, _: Caller) -> Answer<Json> {
-    Ok(Json(cluster::repair(inner.mover()?).await?))
+    let mover = inner.mover()?;
+    let _turn = inner.looking()?;
+    Ok(Json(cluster::repair(mover).await?))
 }
 
 async fn plan(State(inner): Console, caller: Caller, Body(wanted): Body<Wanted>) -> Answer<Json> {
     caller.must_be(Role::Operate)?;
-    inner.plans.make(inner.mover()?, &wanted).await.map(Json)
+    let mover = inner.mover()?;
+    let _turn = inner.looking()?;
+    inner.plans.make(mover, &wanted).await.map(Json)
 }
 
 async fn approve(
@@ -338,6 +368,7 @@ async fn fleet(State(inner): Console, _: Caller) -> Answer<Json> {
 
 async fn assess(State(inner): Console, caller: Caller, Body(sides): Body<Sides>) -> Answer<Json> {
     caller.must_be(Role::Administer)?;
+    sides.check()?;
     let of = sides.in_words();
     let (runs, stop) = (inner.runs.clone(), inner.stop.clone());
     let work = async move { runs.assess(sides, stop).map(|id| json!({"id": id})) };

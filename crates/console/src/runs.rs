@@ -4,7 +4,7 @@
 //! is found, asked and resumed by everything else. Passwords go by the environment of that process: they are
 //! written down nowhere, and in no list of processes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::clock::now_ms;
 use whimbrel_control::jobs::Jobs;
-use whimbrel_control::store::Kind;
+use whimbrel_control::store::{Entry, Kind};
 
 use crate::again;
 use crate::failure::{Answer, Failure};
@@ -41,6 +41,9 @@ const OUTPUT_BYTES_MAX: u64 = 8 << 20;
 
 /// How much of what a process said is shown where it has failed, in bytes.
 const SAID_BYTES_MAX: u64 = 8 << 10;
+
+/// How many files with what processes have said are kept: the newest.
+const SAID_KEPT: usize = 100;
 
 /// How long a job may take until it is listed: servers are asked before.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
@@ -71,8 +74,9 @@ impl std::fmt::Debug for Sides {
 }
 
 impl Sides {
-    /// Refuses what is no address, and passwords in one: every user of the machine sees arguments.
-    fn check(&self) -> Answer<()> {
+    /// Refuses what is no address, and passwords in one: every user of the machine sees arguments, and
+    /// addresses are in the audit log.
+    pub(crate) fn check(&self) -> Answer<()> {
         for address in [Some(&self.source), self.target.as_ref()].into_iter().flatten() {
             if address.is_empty() || address.len() > 1_024 || address.starts_with('-') {
                 return Err(Failure::bad("an address is HOST:PORT, or redis://HOST:PORT"));
@@ -165,7 +169,8 @@ impl JobWanted {
         format!("{} {} -> {}", self.kind().word(), self.source, self.target)
     }
 
-    fn sides(&self) -> Sides {
+    /// The two servers.
+    pub fn sides(&self) -> Sides {
         Sides {
             source: self.source.clone(),
             target: Some(self.target.clone()),
@@ -219,13 +224,16 @@ pub struct Runs {
     folder: PathBuf,
     state_dir: PathBuf,
     assessments: Mutex<(u64, VecDeque<Assessment>)>,
+    /// Jobs are begun one after another: each is known as the one that was not there before.
+    beginning: tokio::sync::Mutex<()>,
 }
 
 impl Runs {
     /// For the jobs of this folder.
     pub fn new(state_dir: &Path) -> Runs {
         let folder = state_dir.join("console-runs");
-        Runs { folder, state_dir: state_dir.to_owned(), assessments: Mutex::default() }
+        let (assessments, beginning) = Default::default();
+        Runs { folder, state_dir: state_dir.to_owned(), assessments, beginning }
     }
 
     /// This binary with these arguments, in a group of its own: what ends the console does not end it.
@@ -249,7 +257,6 @@ impl Runs {
 
     /// Begins to look at a source, and at a target where there is one. Returns the assessment's name.
     pub(crate) fn assess(self: &Arc<Runs>, sides: Sides, stop: CancellationToken) -> Answer<String> {
-        sides.check()?;
         let mut kept = self.assessments.lock();
         let (number, assessments) = &mut *kept;
         if assessments.iter().filter(|a| a.state == "running").count() >= ASSESSMENTS_AT_ONCE {
@@ -292,9 +299,10 @@ impl Runs {
     /// Begins a job between two servers. Returns its name once it is listed.
     pub(crate) async fn begin(self: Arc<Runs>, wanted: JobWanted) -> Answer<Value> {
         let sides = wanted.sides();
-        sides.check()?;
+        let _beginning = self.beginning.lock().await;
+        let before = self.running().await?;
         let fail = |e: &dyn std::fmt::Display| Failure::conflict(format!("the job cannot be begun: {e}"));
-        fs::create_dir_all(&self.folder).map_err(|e| fail(&e))?;
+        fs::create_dir_all(&self.folder).and_then(|()| self.forget_old()).map_err(|e| fail(&e))?;
         let path = self.folder.join(format!("{:x}.log", now_ms()));
         let said = private(&path).map_err(|e| fail(&e))?;
         let mut arguments = wanted.arguments()?;
@@ -304,7 +312,7 @@ impl Runs {
         let mut command = Runs::command(&sides, arguments).map_err(|e| fail(&e))?;
         let mut child = command.stdout(both).stderr(said).spawn().map_err(|e| fail(&e))?;
         let process = child.id();
-        let listed = self.listed(&wanted, &mut child, now_ms() / 1_000).await;
+        let listed = self.listed(&wanted, &mut child, &before).await;
         if listed.is_err() {
             // One that is not listed is nobody's: it must not write on unseen.
             let _ = child.kill().await;
@@ -322,26 +330,48 @@ impl Runs {
         }
     }
 
+    /// All jobs of the folder.
+    async fn jobs(&self) -> Answer<Vec<Entry>> {
+        let folder = self.state_dir.clone();
+        let listing = tokio::task::spawn_blocking(move || Jobs::of(&folder, again::arguments).all());
+        Ok(listing.await.map_err(|e| Failure::conflict(e.to_string()))??)
+    }
+
+    /// The names of those that run.
+    async fn running(&self) -> Answer<BTreeSet<String>> {
+        let running = self.jobs().await?.into_iter().filter(|entry| entry.running);
+        Ok(running.map(|entry| entry.status.id).collect())
+    }
+
+    /// Removes the oldest of what processes have said.
+    fn forget_old(&self) -> std::io::Result<()> {
+        // Their names sort by their age.
+        let mut names: Vec<PathBuf> =
+            fs::read_dir(&self.folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        names.sort();
+        let old = names.len().saturating_sub(SAID_KEPT);
+        names.iter().take(old).try_for_each(fs::remove_file)
+    }
+
     /// Waits until the job that this process runs is listed. `Err(None)` where the process has ended before.
     async fn listed(
         &self,
         wanted: &JobWanted,
         child: &mut Child,
-        begun_s: u64,
+        before: &BTreeSet<String>,
     ) -> Result<String, Option<Failure>> {
-        let until = Instant::now() + LISTED_WITHIN;
+        let (until, begun_s) = (Instant::now() + LISTED_WITHIN, now_ms() / 1_000);
         loop {
             let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
-            let folder = self.state_dir.clone();
-            let listing = move || Jobs::of(&folder, again::arguments).all();
-            let listing = tokio::task::spawn_blocking(listing).await;
-            let listed = listing.map_err(|e| Some(Failure::conflict(e.to_string())))?;
-            let found = listed.map_err(|e| Some(e.into()))?.into_iter().find(|entry| {
+            let found = self.jobs().await.map_err(Some)?.into_iter().find(|entry| {
                 let status = &entry.status;
-                let is_it = status.kind == wanted.kind() && is_side(&status.source, &wanted.source);
                 // A short one has ended by now, and is listed so.
-                let is_new = entry.running || status.ended && status.updated_s >= begun_s;
-                is_it && is_side(&status.target, &wanted.target) && is_new
+                let is_new = entry.running && !before.contains(&status.id)
+                    || status.ended && status.updated_s + 1 >= begun_s;
+                status.kind == wanted.kind()
+                    && is_side(&status.source, &wanted.source)
+                    && is_side(&status.target, &wanted.target)
+                    && is_new
             });
             match (found, has_ended) {
                 (Some(entry), _) => return Ok(entry.status.id),
@@ -361,7 +391,10 @@ fn is_side(address: &str, given: &str) -> bool {
     let bare = given.split_once("://").map_or(given, |(_, rest)| rest);
     let bare = bare.rsplit_once('@').map_or(bare, |(_, rest)| rest);
     let bare = bare.split(['/', '?']).next().unwrap_or(bare);
-    address == bare || address == given || address.strip_suffix(":6379") == Some(bare)
+    // Where there is no address in it, any may be meant: of a Sentinel's primary, or a socket's.
+    let is_plain =
+        matches!(given.split_once("://"), None | Some(("redis" | "rediss" | "valkey" | "valkeys", _)));
+    !is_plain || address == bare || address == given || address.strip_suffix(":6379") == Some(bare)
 }
 
 /// A new file for this user alone.
@@ -473,5 +506,6 @@ mod tests {
             assert!(is_side("h:1", given), "{given}");
         }
         assert!(is_side("h:6379", "h") && !is_side("h:1", "h:2"));
+        assert!(is_side("10.0.0.7:6379", "sentinel://a:26379,b:26379/main"));
     }
 }

@@ -82,6 +82,8 @@ impl Console {
             watched: Watched::default(),
             plans: Plans::default(),
             orders: Mutex::new(JoinSet::new()),
+            asking: tokio::sync::Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
             stop,
         };
         Ok(Console { listener, inner: Arc::new(inner) })

@@ -37,8 +37,8 @@ const LOOK_PERIOD: Duration = Duration::from_millis(200);
 pub fn show(engine: Engine, keys: u64, time: Duration, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let keys = Keys::new(keys);
     print(&format!(
-        "The console, before a real cluster ({}): three primaries share {} keys, a fourth is empty, each has a\n\
-         replica. All of it happens on loopback; servers and files are gone when it ends.\n",
+        "The console, before a real cluster ({}): three primaries share {} keys, a fourth is\n\
+         empty, each has a replica. All of it happens on loopback; servers and files are gone when it ends.\n",
         full_version(engine),
         format_count(keys.total)
     ))?;
@@ -51,9 +51,9 @@ pub fn show(engine: Engine, keys: u64, time: Duration, interrupt: &Interrupt) ->
     let mut daemon = Daemon::start(&cluster.seed(), scratch.path(), &state)?;
     let url = daemon.console(interrupt)?;
     print(&format!(
-        "3. Open this in a browser on this machine:\n\n   {url}#token={token}\n\n   Plan a rebalance that uses \
-         the empty primary, approve it, and watch. Ctrl-C ends it, and proves\n   that nothing was lost; after \
-         {} it ends by itself.",
+        "3. Open this in a browser on this machine:\n\n   {url}#token={token}\n\n   Plan a rebalance that \
+         uses the empty primary, approve it, and watch. Ctrl-C ends it, and\n   proves that nothing was \
+         lost; after {} it ends by itself.",
         duration(time)
     ))?;
     let (began, mut all, mut commands) = (Instant::now(), Met::default(), 0);

@@ -151,7 +151,7 @@ fn what_servers_say_is_text() {
     drop(deployment(&from));
 }
 
-/// A migration by clicks alone: assessed, synced, verified, rehearsed, cut over while clients write, and back.
+/// A migration by clicks alone: assessed, synced, verified, rehearsed, cut over while clients write, back.
 #[test]
 fn a_migration_is_guided_to_its_cutover_and_back() {
     let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=16_383]]).start();
