@@ -38,7 +38,8 @@ pub fn show(engine: Engine, keys: u64, time: Duration, interrupt: &Interrupt) ->
     let keys = Keys::new(keys);
     print(&format!(
         "The console, before a real cluster ({}): three primaries share {} keys, a fourth is\n\
-         empty, each has a replica. All of it happens on loopback; servers and files are gone when it ends.\n",
+         empty, each has a replica. All of it happens on loopback; servers and files are gone when it \
+         ends.\n",
         full_version(engine),
         format_count(keys.total)
     ))?;
