@@ -174,25 +174,9 @@ function skeleton(name, mine, update) {
     at.rehearseSaid,
     part("rehearseLine"),
   );
-  at.cutButton = gated(
-    "Cut over …",
-    "cutover-open",
-    () => {
-      try {
-        const values = at.choices.values();
-        ask(
-          job(),
-          values,
-          at.choices.line(name),
-          false,
-          (answer) => ((mine.done = { answer, at: Date.now() }), update()),
-        );
-      } catch (error) {
-        fill(at.cutSaid, failure(error));
-      }
-    },
-    { class: "danger" },
-  );
+  at.cutButton = gated("Cut over …", "cutover-open", () => doCutover(at, job(), mine, update), {
+    class: "danger",
+  });
   at.cutSaid = h("div", {});
   at.cut = step(5, "Cut over", "step-cutover", at.cutButton.node, at.cutSaid, part("cutLine"));
   at.backSaid = h("div", { role: "status" });
@@ -228,6 +212,18 @@ function skeleton(name, mine, update) {
     ),
   );
   return at;
+}
+
+function doCutover(at, job, mine, update) {
+  const done = (answer) => {
+    mine.done = { answer, at: Date.now() };
+    update();
+  };
+  try {
+    ask(job, at.choices.values(), at.choices.line(job.name), false, done);
+  } catch (error) {
+    fill(at.cutSaid, failure(error));
+  }
 }
 
 async function doRehearse(at, name, mine, update) {
