@@ -23,8 +23,9 @@ const BYTES_MAX: u64 = 4 << 20;
 /// How many entries are shown.
 const SHOWN_MAX: usize = 500;
 
-/// The longest text that is kept of an outcome, in characters.
+/// The longest text that is kept of an outcome, and of what an order is about, in characters.
 const OUTCOME_MAX: usize = 2_000;
+const TARGET_MAX: usize = 500;
 
 /// One order, or what came of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,14 +51,15 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Audit {
     path: PathBuf,
-    /// Only one at a time writes.
-    writing: Mutex<()>,
+    /// Only one at a time writes. True where the last line may have been cut short.
+    is_torn: Mutex<bool>,
 }
 
 impl Audit {
     /// That of a state folder.
     pub fn of(state_dir: &Path) -> Audit {
-        Audit { path: state_dir.join(FILE), writing: Mutex::new(()) }
+        // Another process may have had no room for all of a line.
+        Audit { path: state_dir.join(FILE), is_torn: Mutex::new(true) }
     }
 
     /// Writes an entry down.
@@ -65,15 +67,22 @@ impl Audit {
     /// # Errors
     /// Where that fails: then nothing may be carried out.
     pub fn note(&self, entry: &Entry) -> io::Result<()> {
-        let _writing = self.writing.lock();
+        let mut is_torn = self.is_torn.lock();
         if fs::metadata(&self.path).is_ok_and(|about| about.len() > BYTES_MAX) {
             fs::rename(&self.path, self.older())?;
         }
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
-        let mut line = serde_json::to_vec(entry)?;
+        let target = entry.target.chars().take(TARGET_MAX).collect();
+        let mut line = if *is_torn { vec![b'\n'] } else { Vec::new() };
+        line.extend(serde_json::to_vec(&Entry { target, ..entry.clone() })?);
         line.push(b'\n');
-        options.open(&self.path)?.write_all(&line)
+        let mut file = options.open(&self.path)?;
+        *is_torn = true;
+        file.write_all(&line)?;
+        *is_torn = false;
+        // Before the order is carried out: what the machine's end cuts off is found here.
+        file.sync_data()
     }
 
     /// What came of an order that was written down. Where that cannot be, it is logged: the order is carried
@@ -95,9 +104,9 @@ impl Audit {
         for path in [self.older(), self.path.clone()] {
             match fs::File::open(path) {
                 Ok(file) => {
-                    for line in BufReader::new(file).lines() {
+                    for line in BufReader::new(file).split(b'\n') {
                         // A line that was cut short by a full disk hides none of the others.
-                        entries.extend(serde_json::from_str::<Entry>(&line?).ok());
+                        entries.extend(serde_json::from_slice::<Entry>(&line?).ok());
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -137,7 +146,8 @@ mod tests {
         assert_eq!(audit.latest().expect("read"), []);
         audit.note(&entry("pause")).expect("written");
         let mut file = OpenOptions::new().append(true).open(&audit.path).expect("opened");
-        file.write_all(b"{\"at_ms\": 8, \"wh\n").expect("written");
+        file.write_all(b"{\"at_ms\": 8, \"wh\xff").expect("written");
+        let audit = Audit::of(folder.path());
         audit.note_outcome(&entry("resume"), "done");
         let latest = audit.latest().expect("read");
         assert_eq!(latest.len(), 2);
@@ -149,10 +159,11 @@ mod tests {
     fn it_stays_bounded() {
         let folder = tempfile::tempdir().expect("a folder");
         let audit = Audit::of(folder.path());
-        let long = Entry { target: "x".repeat(1 << 20), ..entry("pause") };
+        let long = Entry { who: "x".repeat(1 << 20), target: "y".repeat(1 << 20), ..entry("pause") };
         for _ in 0..14 {
             audit.note(&long).expect("written");
         }
+        assert_eq!(audit.latest().expect("read")[0].target.len(), TARGET_MAX);
         let sizes = [audit.older(), audit.path.clone()].map(|path| path.metadata().expect("about it").len());
         assert!(sizes.iter().all(|size| *size <= BYTES_MAX + (2 << 20)), "{sizes:?}");
         assert!(audit.latest().expect("read").len() >= 5);

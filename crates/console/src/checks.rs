@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use tokio::time::Instant;
 use whimbrel_control::http::is_own_name;
-use whimbrel_control::web::Peer;
+use whimbrel_control::web::{InLobby, Peer};
 
 use crate::failure::Failure;
 use crate::inner::Inner;
@@ -64,15 +64,21 @@ impl FromRequestParts<Arc<Inner>> for Caller {
         let Some(token) = token.filter(|token| !token.is_empty() && token.len() <= TOKEN_BYTES_MAX) else {
             return Err(unauthorized("there is no token"));
         };
-        tokio::time::sleep(inner.guesses.pause(peer.ip(), Instant::now())).await;
-        match inner.tokens.find(token)? {
-            Some(found) => Ok(Caller {
-                name: found.name,
-                role: found.role,
-                from: peer.to_string(),
-                sha256: found.sha256,
-            }),
+        let found = inner.tokens.find(token).map_err(|error| {
+            tracing::error!(%error, "tokens cannot be read");
+            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the tokens of this console cannot be read")
+        })?;
+        match found {
+            Some(found) => {
+                if let Some(place) = parts.extensions.get::<InLobby>() {
+                    place.leave();
+                }
+                let (name, role, sha256) = (found.name, found.role, found.sha256);
+                Ok(Caller { name, role, from: peer.to_string(), sha256 })
+            }
+            // Only wrong ones wait: nobody guesses 256 bits, and others share the address.
             None => {
+                tokio::time::sleep(inner.guesses.pause(peer.ip(), Instant::now())).await;
                 inner.guesses.refused(peer.ip(), Instant::now());
                 Err(unauthorized("this is no token of this console"))
             }
@@ -105,7 +111,8 @@ fn check(inner: &Inner, method: &Method, headers: &HeaderMap) -> Result<(), Fail
         let bare = host.rsplit_once(':').map_or(host, |(bare, _)| bare);
         name.eq_ignore_ascii_case(host) || name.eq_ignore_ascii_case(bare)
     });
-    if !is_named && !is_own_name(host) {
+    let is_one = headers.get_all(header::HOST).iter().count() == 1;
+    if !is_one || !is_named && !is_own_name(host) {
         return Err(Failure::new(
             StatusCode::MISDIRECTED_REQUEST,
             "ask by the address of this machine, by its own name, or by one that the console was told",

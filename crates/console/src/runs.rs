@@ -86,7 +86,8 @@ impl Sides {
             }
             let login = address.rsplit_once('@').map_or("", |(login, _)| login);
             let login = login.split_once("://").map_or(login, |(_, login)| login);
-            if login.contains(':') {
+            // What follows these may be a password as well, in one spelling or another.
+            if login.contains([':', '%']) || address.contains(['?', '#']) {
                 return Err(Failure::bad("there is a password in the address")
                     .with_remedy("give it in its own field: addresses are seen in the list of processes"));
             }
@@ -237,8 +238,9 @@ impl Runs {
     }
 
     /// This binary with these arguments, in a group of its own: what ends the console does not end it.
-    fn command(sides: &Sides, arguments: Vec<String>) -> std::io::Result<Command> {
-        let mut command = Command::new(std::env::current_exe()?);
+    fn command(sides: &Sides, arguments: Vec<String>) -> Command {
+        // Also after the file was replaced by that of another version.
+        let mut command = Command::new("/proc/self/exe");
         command.args(arguments).stdin(Stdio::null()).process_group(0);
         // Nothing but what it needs: the console's own passwords are for its own cluster.
         command.env_clear();
@@ -252,7 +254,7 @@ impl Runs {
             Some((*name, OsString::from(password.as_ref().filter(|password| !password.is_empty())?)))
         });
         command.envs(kept.chain(passwords));
-        Ok(command)
+        command
     }
 
     /// Begins to look at a source, and at a target where there is one. Returns the assessment's name.
@@ -300,7 +302,7 @@ impl Runs {
     pub(crate) async fn begin(self: Arc<Runs>, wanted: JobWanted) -> Answer<Value> {
         let sides = wanted.sides();
         let _beginning = self.beginning.lock().await;
-        let before = self.running().await?;
+        let before = self.known().await?;
         let fail = |e: &dyn std::fmt::Display| Failure::conflict(format!("the job cannot be begun: {e}"));
         fs::create_dir_all(&self.folder).and_then(|()| self.forget_old()).map_err(|e| fail(&e))?;
         let path = self.folder.join(format!("{:x}.log", now_ms()));
@@ -309,7 +311,7 @@ impl Runs {
         let folder = self.state_dir.to_string_lossy().into_owned();
         arguments.splice(1..1, ["--state-dir".to_owned(), folder]);
         let both = said.try_clone().map_err(|e| fail(&e))?;
-        let mut command = Runs::command(&sides, arguments).map_err(|e| fail(&e))?;
+        let mut command = Runs::command(&sides, arguments);
         let mut child = command.stdout(both).stderr(said).spawn().map_err(|e| fail(&e))?;
         let process = child.id();
         let listed = self.listed(&wanted, &mut child, &before).await;
@@ -337,10 +339,10 @@ impl Runs {
         Ok(listing.await.map_err(|e| Failure::conflict(e.to_string()))??)
     }
 
-    /// The names of those that run.
-    async fn running(&self) -> Answer<BTreeSet<String>> {
-        let running = self.jobs().await?.into_iter().filter(|entry| entry.running);
-        Ok(running.map(|entry| entry.status.id).collect())
+    /// The names of those that run or have ended.
+    async fn known(&self) -> Answer<BTreeSet<String>> {
+        let known = self.jobs().await?.into_iter().filter(|entry| entry.running || entry.status.ended);
+        Ok(known.map(|entry| entry.status.id).collect())
     }
 
     /// Removes the oldest of what processes have said.
@@ -360,14 +362,16 @@ impl Runs {
         child: &mut Child,
         before: &BTreeSet<String>,
     ) -> Result<String, Option<Failure>> {
-        let (until, begun_s) = (Instant::now() + LISTED_WITHIN, now_ms() / 1_000);
+        let until = Instant::now() + LISTED_WITHIN;
+        // One that ran before and has ended meanwhile is kept under its name and more.
+        let is_known =
+            |id: &str| before.contains(id) || before.iter().any(|b| id.starts_with(&format!("{b}-")));
         loop {
             let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
             let found = self.jobs().await.map_err(Some)?.into_iter().find(|entry| {
                 let status = &entry.status;
                 // A short one has ended by now, and is listed so.
-                let is_new = entry.running && !before.contains(&status.id)
-                    || status.ended && status.updated_s + 1 >= begun_s;
+                let is_new = (entry.running || status.ended) && !is_known(&status.id);
                 status.kind == wanted.kind()
                     && is_side(&status.source, &wanted.source)
                     && is_side(&status.target, &wanted.target)
@@ -428,10 +432,8 @@ async fn assess(
     stop: &CancellationToken,
 ) -> (&'static str, Value, Vec<String>) {
     let failed = |what: String| ("failed", Value::Null, vec![what]);
-    let spawned = Runs::command(sides, arguments).and_then(|mut command| {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()
-    });
-    let mut child = match spawned {
+    let mut command = Runs::command(sides, arguments);
+    let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn() {
         Ok(child) => child,
         Err(e) => return failed(format!("it cannot be begun: {e}")),
     };
@@ -482,7 +484,17 @@ mod tests {
         assert_eq!(verify.arguments().expect("possible"), ["verify", "--", "a:1", "b:2"]);
         let refused = wanted(r#"{"kind": "copy", "source": "a:1", "target": "b:2", "mirror": true}"#);
         assert!(refused.arguments().is_err());
-        for wrong in ["--config=x", "", "a b", "a\n", "redis://u:secret@h:1", "u:secret@h:1"] {
+        for wrong in [
+            "--config=x",
+            "",
+            "a b",
+            "a\n",
+            "redis://u:secret@h:1",
+            "u:secret@h:1",
+            "redis://u%3Asecret@h:1",
+            "redis://h:1?password=secret",
+            "h:1#secret",
+        ] {
             let job = wanted(&json!({"kind": "copy", "source": wrong, "target": "b:2"}).to_string());
             assert!(job.sides().check().is_err(), "{wrong}");
         }

@@ -63,7 +63,10 @@ async fn send(inner: &Inner, caller: &Caller, mut to: Sender<Bytes>) {
         }
         if looked.elapsed() >= TOKEN_PERIOD {
             looked = Instant::now();
-            let holds = inner.tokens.list().is_ok_and(|all| all.iter().any(|t| t.sha256 == caller.sha256));
+            let holds = inner
+                .tokens
+                .list()
+                .is_ok_and(|all| all.iter().any(|t| t.sha256 == caller.sha256 && t.role == caller.role));
             if !holds {
                 return;
             }

@@ -4,13 +4,13 @@
 //! a token that was drawn at random needs no slower hash.
 
 use std::fmt::{self, Write as _};
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
@@ -120,6 +120,7 @@ impl Tokens {
             let what = format!("a name has up to {NAME_BYTES_MAX} letters, digits, and - _ . @");
             return Err(refused(what));
         }
+        let _changing = self.lock()?;
         let mut tokens = self.list()?;
         if tokens.iter().any(|token| token.name == name) {
             return Err(refused(format!("there is a token called {name}"))
@@ -143,6 +144,7 @@ impl Tokens {
     /// # Errors
     /// `Options` where there is none of that name; `Own` where the file cannot be written.
     pub fn remove(&self, name: &str) -> Result<()> {
+        let _changing = self.lock()?;
         let mut tokens = self.list()?;
         let before = tokens.len();
         tokens.retain(|token| token.name != name);
@@ -162,12 +164,22 @@ impl Tokens {
         Ok(self.list()?.into_iter().find(|known| known.sha256 == hashed))
     }
 
-    /// The file is whole or as it was, whenever this process ends.
-    fn write(&self, tokens: &[Token]) -> Result<()> {
-        let fail = |e: &dyn fmt::Display| Error::own(format!("write {}", self.path.display()), e);
+    /// Held while tokens are changed: of two changes at once neither undoes the other.
+    fn lock(&self) -> Result<Flock<File>> {
+        let path = self.path.with_extension("lock");
+        let fail = |e: &dyn fmt::Display| Error::own(format!("lock {}", path.display()), e);
         if let Some(folder) = self.path.parent() {
             fs::create_dir_all(folder).map_err(|e| fail(&e))?;
         }
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+        let file = options.open(&path).map_err(|e| fail(&e))?;
+        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| fail(&e))
+    }
+
+    /// The file is whole or as it was, whenever this process ends.
+    fn write(&self, tokens: &[Token]) -> Result<()> {
+        let fail = |e: &dyn fmt::Display| Error::own(format!("write {}", self.path.display()), e);
         let beside = self.path.with_extension("new");
         let text = serde_json::to_vec_pretty(tokens).map_err(|e| fail(&e))?;
         let mut options = OpenOptions::new();
@@ -215,6 +227,23 @@ mod tests {
         tokens.remove("alice").expect("removed");
         assert_eq!((of(&alice), of(&bob).is_some()), (None, true));
         assert!(tokens.remove("alice").is_err());
+    }
+
+    #[test]
+    fn of_changes_at_once_none_undoes_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let tokens = Tokens::of(folder.path());
+        tokens.add("leaver", Role::Administer).expect("made");
+        std::thread::scope(|scope| {
+            for number in 0..16 {
+                let tokens = tokens.clone();
+                scope.spawn(move || tokens.add(&format!("t{number}"), Role::Look).expect("made"));
+            }
+            scope.spawn(|| tokens.remove("leaver").expect("removed"));
+        });
+        let names: Vec<String> = tokens.list().expect("read").into_iter().map(|token| token.name).collect();
+        assert_eq!(names.len(), 16, "{names:?}");
+        assert!(!names.contains(&"leaver".to_owned()));
     }
 
     #[test]

@@ -80,9 +80,16 @@ impl Canary {
     }
 
     /// Ends it, and tells what it met.
-    pub async fn end(self) -> CanaryReport {
+    pub async fn end(mut self) -> CanaryReport {
         self.stop.cancel();
-        self.task.await.unwrap_or_default()
+        (&mut self.task).await.unwrap_or_default()
+    }
+}
+
+impl Drop for Canary {
+    /// One that nobody listens to any more asks nothing more.
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Listens for HTTP: connections are bounded in number and time, with TLS where that is wished.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -9,6 +10,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -37,6 +39,17 @@ pub struct Limits {
 /// Who is at the other end of a connection: an extension of each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
+
+/// The place of a connection among those of which nothing is known: an extension of each request.
+#[derive(Debug, Clone)]
+pub struct InLobby(Arc<Mutex<Option<Waiting>>>);
+
+impl InLobby {
+    /// Who is at the other end has shown that they may be there: no other connection takes their place.
+    pub fn leave(&self) {
+        self.0.lock().take();
+    }
+}
 
 /// Where requests arrive.
 #[derive(Debug)]
@@ -75,7 +88,10 @@ impl Listener {
         while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
             match accepted {
                 Ok((stream, peer)) => {
-                    let connection = Connection { limits, peer: Peer(peer), waiting: lobby.enter(peer.ip()) };
+                    let waiting = lobby.enter(peer.ip());
+                    let ends = waiting.ends();
+                    let place = InLobby(Arc::new(Mutex::new(Some(waiting))));
+                    let connection = Connection { limits, peer: Peer(peer), place, ends };
                     connections.spawn(connection.run(stream, tls.clone(), router.clone()));
                 }
                 Err(error) => {
@@ -92,12 +108,14 @@ impl Listener {
 struct Connection {
     limits: Limits,
     peer: Peer,
-    waiting: Waiting,
+    place: InLobby,
+    /// Cancelled when the place is needed for another connection.
+    ends: CancellationToken,
 }
 
 impl Connection {
     async fn run(self, stream: TcpStream, tls: Option<Acceptor>, router: Router) {
-        let ends = self.waiting.ends();
+        let ends = self.ends.clone();
         let served = async {
             let Some(tls) = tls else { return self.answer(stream, router).await };
             match tokio::time::timeout(self.limits.request_time, tls.accept(stream)).await {
@@ -122,8 +140,10 @@ impl Connection {
 
     async fn answer(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send, router: Router) {
         let (answers, peer) = (TowerToHyperService::new(router), self.peer);
+        let place = self.place.clone();
         let answers = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(peer);
+            request.extensions_mut().insert(place.clone());
             answers.call(request)
         });
         let served = http1::Builder::new()
