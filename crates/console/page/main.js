@@ -195,7 +195,7 @@ function login(why) {
       field(
         "Token",
         input,
-        "whimbrel serve prints the address with a token. It is kept until this tab closes.",
+        "Get one with: whimbrel token add NAME --role look. It is kept until this tab closes.",
       ),
     ],
     run: async () => {

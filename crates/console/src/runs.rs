@@ -419,7 +419,12 @@ fn tail(path: &Path) -> String {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim().to_owned())
     };
     match read() {
-        Ok(said) if !said.is_empty() => said,
+        // What is wrong, and what to do about it, are on a line each.
+        Ok(said) if !said.is_empty() => {
+            let lines: Vec<&str> =
+                said.lines().map(|line| line.trim().trim_start_matches("error: ")).collect();
+            lines.join("; ")
+        }
         Ok(_) => "the process has ended without a word".to_owned(),
         Err(e) => format!("the process has ended, and what it said cannot be read: {e}"),
     }
@@ -457,10 +462,11 @@ async fn assess(
     // It ends with another code where something blocks a migration: the report says what.
     let last = report.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty());
     match last.and_then(|line| serde_json::from_slice::<Value>(line).ok()) {
-        Some(report) if report.get("error").is_none() => ("done", report, lines),
+        Some(report) if !report["verdict"].is_null() => ("done", report, lines),
+        // It could not be made, and says why.
         Some(report) => {
-            let error = report["error"].as_str().map(str::to_owned);
-            ("failed", Value::Null, error.map_or(lines, |error| vec![error]))
+            let why = report["text"].as_str().map(|text| text.lines().map(str::to_owned).collect());
+            ("failed", Value::Null, why.unwrap_or(lines))
         }
         None => ("failed", Value::Null, lines),
     }

@@ -1,6 +1,7 @@
 //! `whimbrel demo console`: a real cluster under load, and the console to look at it and to move its slots.
 
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread;
@@ -119,6 +120,8 @@ impl Daemon {
         command.args(["--json", "--method", "external", "--batch-keys", "20000", "--state-dir"]).arg(state);
         let file = File::create(&output)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        // A Ctrl-C on the terminal is for this process, which stops the daemon when it is its turn.
+        command.process_group(0);
         Ok(Daemon { process: command.spawn().context("start whimbrel serve")?, output })
     }
 
