@@ -10,7 +10,8 @@ const TRACED_MAX = 400;
 /** By how many messages it is judged how far this clock is from the server's. */
 const OFFSETS = 60;
 
-export const state = {
+/** How it is before anything is known. */
+const nothing = () => ({
   me: null,
   jobs: new Map(),
   cluster: null,
@@ -22,7 +23,9 @@ export const state = {
   lostAt: 0,
   readMs: null,
   everRead: false,
-};
+});
+
+export const state = nothing();
 
 const traces = new Map();
 export const canaryTrace = [];
@@ -64,18 +67,7 @@ export function serverNow() {
 
 /** Forgets everything: somebody else logs in. */
 export function reset() {
-  Object.assign(state, {
-    me: null,
-    jobs: new Map(),
-    cluster: null,
-    fleet: null,
-    canary: null,
-    trouble: null,
-    connection: "connecting",
-    lostAt: 0,
-    readMs: null,
-    everRead: false,
-  });
+  Object.assign(state, nothing());
   traces.clear();
   canaryTrace.length = 0;
   offsets = [];

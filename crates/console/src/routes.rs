@@ -25,6 +25,7 @@ use crate::mover::Mover;
 use crate::orders::{self, CutoverWanted, RatesWanted};
 use crate::plans::Wanted;
 use crate::runs::{JobWanted, Sides};
+use crate::shown::Ask;
 use crate::tokens::Role;
 use crate::{cluster, interface, page, reading, stream};
 
@@ -252,15 +253,20 @@ struct Confirmed {
     confirm: Option<String>,
 }
 
+/// Has a job pause, go on, or be faster or slower.
+async fn steer(inner: &Arc<Inner>, caller: &Caller, ask: Ask, name: String, request: Asked) -> Answer<Json> {
+    caller.must_be(ask.needs())?;
+    let work = orders::steer(inner.clone(), name.clone(), request);
+    inner.ordered(caller, (ask.word(), name), work).await
+}
+
 async fn pause(
     State(inner): Console,
     caller: Caller,
     Path(name): Path<String>,
     Body(Nothing {}): Body<Nothing>,
 ) -> Answer<Json> {
-    caller.must_be(Role::Operate)?;
-    let work = orders::steer(inner.clone(), name.clone(), Asked::Pause);
-    inner.ordered(&caller, ("pause", name), work).await
+    steer(&inner, &caller, Ask::Pause, name, Asked::Pause).await
 }
 
 async fn resume(
@@ -269,9 +275,7 @@ async fn resume(
     Path(name): Path<String>,
     Body(Nothing {}): Body<Nothing>,
 ) -> Answer<Json> {
-    caller.must_be(Role::Operate)?;
-    let work = orders::steer(inner.clone(), name.clone(), Asked::Resume);
-    inner.ordered(&caller, ("resume", name), work).await
+    steer(&inner, &caller, Ask::Resume, name, Asked::Resume).await
 }
 
 async fn set(
@@ -280,9 +284,7 @@ async fn set(
     Path(name): Path<String>,
     Body(wanted): Body<RatesWanted>,
 ) -> Answer<Json> {
-    caller.must_be(Role::Operate)?;
-    let work = orders::steer(inner.clone(), name.clone(), Asked::Set(wanted.change()));
-    inner.ordered(&caller, ("set", name), work).await
+    steer(&inner, &caller, Ask::Set, name, Asked::Set(wanted.change())).await
 }
 
 async fn cancel(
@@ -291,10 +293,10 @@ async fn cancel(
     Path(name): Path<String>,
     Body(wanted): Body<Confirmed>,
 ) -> Answer<Json> {
-    caller.must_be(Role::Operate)?;
+    caller.must_be(Ask::Cancel.needs())?;
     confirmed(wanted.confirm.as_deref(), &name)?;
     let work = orders::cancel(inner.clone(), name.clone());
-    inner.ordered(&caller, ("cancel", name), work).await
+    inner.ordered(&caller, (Ask::Cancel.word(), name), work).await
 }
 
 async fn cut_over(
@@ -303,12 +305,12 @@ async fn cut_over(
     Path(name): Path<String>,
     Body(wanted): Body<CutoverWanted>,
 ) -> Answer<Json> {
-    caller.must_be(Role::Administer)?;
+    caller.must_be(Ask::Cutover.needs())?;
     let order = match wanted.dry_run {
         true => "cutover, as a dry run",
         false => {
             confirmed(wanted.confirm.as_deref(), &name)?;
-            "cutover"
+            Ask::Cutover.word()
         }
     };
     let work = orders::cut_over(inner.clone(), name.clone(), wanted);
