@@ -61,6 +61,9 @@ pub struct Record {
     /// Why the servers' own migration was left, by which the job was begun.
     #[serde(default)]
     pub fell_back: Option<String>,
+    /// What its user calls it.
+    #[serde(default)]
+    pub name: Option<String>,
     /// The job itself.
     pub job: Job,
 }
@@ -79,6 +82,7 @@ impl Record {
             batch_keys: Vec::new(),
             silent: None,
             fell_back: None,
+            name: None,
             job,
         }
     }
@@ -363,6 +367,7 @@ pub fn status(record: &Record) -> Status {
     let (keys_moved, keys) = record.keys();
     Status {
         id: job.id().to_string(),
+        name: record.name.clone(),
         keys,
         keys_moved,
         cluster: record.cluster.clone(),

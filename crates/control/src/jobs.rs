@@ -71,7 +71,7 @@ impl Seen {
     pub fn as_object(&self, again: Option<String>) -> Value {
         let (entry, status) = (&self.entry, &self.entry.status);
         let mut object = json!(entry);
-        object["name"] = json!(status.id);
+        object["name"] = json!(status.label());
         object["state"] = json!(entry.state());
         object["answers"] = json!(self.answers);
         object["elsewhere"] = json!(self.is_elsewhere);
@@ -123,16 +123,19 @@ impl Jobs {
         Some(Entry { status, running: job.running })
     }
 
-    /// The job that is meant: by its name, or the beginning of it.
+    /// The job that is meant: by its name, or the beginning of it. Of several to which their user has given the
+    /// same name it is the one that has not ended, else the one that ended last.
     ///
     /// # Errors
     /// `Options` where it is none, or could be several; `Own` where the folder cannot be read.
     pub fn find(&self, job: &str) -> Result<Entry> {
         let entries = self.all()?;
-        let found: Vec<&Entry> = match entries.iter().find(|entry| entry.status.id == job) {
+        let named = entries.iter().filter(|entry| entry.status.name.as_deref() == Some(job));
+        let named = named.max_by_key(|entry| (!entry.status.ended, entry.status.updated_s));
+        let found: Vec<&Entry> = match entries.iter().find(|entry| entry.status.id == job).or(named) {
             // How earlier runs of it ended has names that begin with its name.
             Some(exactly) => vec![exactly],
-            None => entries.iter().filter(|entry| entry.status.id.starts_with(job)).collect(),
+            None => entries.iter().filter(|entry| entry.status.is_called(job)).collect(),
         };
         match &found[..] {
             [one] => Ok((*one).clone()),
@@ -251,6 +254,17 @@ mod tests {
         for (name, id) in [("copy-1", "copy-1"), ("copy-1-", "copy-1-aa"), ("s", "sync-2")] {
             assert_eq!(jobs.find(name).expect(name).status.id, id);
         }
+        for (id, updated_s, ended) in [("m1", 9, false), ("m2", 10, true), ("m3", 11, true), ("m4", 8, true)]
+        {
+            let (name, kind) = (Some(if id == "m4" { "late" } else { "night" }.to_owned()), Kind::Front);
+            let (id, updated_s) = (id.to_owned(), now_s() + updated_s);
+            jobs.store.publish(&Status { name, kind, updated_s, ended, ..status(&id) });
+        }
+        for (name, id) in [("night", "m1"), ("m2", "m2"), ("lat", "m4")] {
+            assert_eq!(jobs.find(name).expect(name).status.id, id);
+        }
+        jobs.store.publish(&Status { name: Some("night".to_owned()), updated_s: now_s(), ..status("m1") });
+        assert_eq!(jobs.find("night").expect("it ended last").status.id, "m3");
         let refused = |name: &str| jobs.find(name).expect_err(name).to_string();
         assert!(refused("copy").contains("could be any of 2 jobs"), "{}", refused("copy"));
         assert!(refused("verify").contains("there is no job verify"), "{}", refused("verify"));

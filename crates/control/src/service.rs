@@ -283,14 +283,14 @@ pub async fn ask(store: &Store, id: &str, request: Request, what: &str) -> Resul
     answer.outcome.map_err(refused)
 }
 
-/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name begins with
-/// `wanted`; where that is empty it is the only one. Says which it is, and whether anything was ordered.
+/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name is `wanted`, or
+/// begins so; where that is empty it is the only one. Says which it is, and whether anything was ordered.
 ///
 /// # Errors
 /// `Options` where there is none, or more than one; as [`ask`] where it runs.
 pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bool)> {
     let is_it = |entry: &Entry| {
-        entry.status.kind == Kind::Sync && entry.is_interrupted() && entry.status.id.starts_with(wanted)
+        entry.status.kind == Kind::Sync && entry.is_interrupted() && entry.status.is_called(wanted)
     };
     let (id, stood) = match store.running_sync(wanted) {
         Ok(sync) => {
@@ -308,7 +308,7 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
 /// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.
 ///
 /// # Errors
-/// `Own` where a journal cannot be written.
+/// `Own` where a journal cannot be written; `Options` where other jobs have their names.
 pub async fn prepare(
     store: &Store,
     deployment: &Deployment,
@@ -320,13 +320,15 @@ pub async fn prepare(
     let nodes: Vec<String> =
         deployment.topology().shards.iter().take(NODES_MAX).map(|shard| shard.primary.to_string()).collect();
     static MADE: AtomicU64 = AtomicU64::new(0);
-    let mut jobs = Vec::with_capacity(moves.len());
-    for planned in moves {
+    let names = settings.name.as_ref().map(|name| name.numbered(moves.len())).unwrap_or_default();
+    let mut tasks = Vec::with_capacity(moves.len());
+    for (place, planned) in moves.iter().enumerate() {
+        let given = names.get(place).cloned();
         // Names sort by their age. Two processes that start within a second differ by their own numbers.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("m{:x}-{:x}-{number}", now_s(), std::process::id());
         let id: JobId = name.parse().map_err(|e| Error::own("name a job", e))?;
-        let task = match settings.method {
+        tasks.push(match settings.method {
             Method::External => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
                 let Cut { parts, max_pause_ms, .. } =
@@ -338,7 +340,7 @@ pub async fn prepare(
                 let looks = u32::try_from(looks).unwrap_or(u32::MAX).clamp(1, rules.observations_max);
                 let job = Job::new(id, source, target, parts, Rules { observations_max: looks, ..rules });
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
-                Task::External(Box::new(Record { batch_keys, ..record }))
+                Task::External(Box::new(Record { batch_keys, name: given, ..record }))
             }
             method => Task::Plain(PlainRecord {
                 fallback: Fallback::of(settings),
@@ -346,6 +348,7 @@ pub async fn prepare(
                 nodes: nodes.clone(),
                 created_s: now_s(),
                 id,
+                name: given,
                 method,
                 source: planned.source.clone(),
                 target: planned.target.clone(),
@@ -354,7 +357,13 @@ pub async fn prepare(
                 keys: planned.slots.iter().map(|slot| keys_of(&planned.source, slot)).sum(),
                 begun: false,
             }),
-        };
+        });
+    }
+    // None may get their names meanwhile.
+    let _lock = if names.is_empty() { None } else { Some(store.lock_names().await?) };
+    store.refuse_taken(&names, "")?;
+    let mut jobs = Vec::with_capacity(tasks.len());
+    for task in tasks {
         let journal = store.create(task.id().as_str())?;
         task.save(&journal)?;
         journal.publish(&task.status());

@@ -388,6 +388,79 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     assert_eq!(scene.cluster.total_keys().expect("a number"), filled);
 }
 
+/// By the name that its user gives it a job is listed, steered, gone on with and reported on; until it has ended
+/// no other job gets that name.
+#[test]
+fn a_job_is_found_by_the_name_that_its_user_gives_it() {
+    let place = Fixture::new();
+    let mut running = place.start("copy", &["--name", "nightly.1"]);
+    let job = place.open_job();
+    assert_eq!(name_of(&job), "nightly.1", "{job:#}");
+    let id = job["id"].as_str().expect("an id").to_owned();
+    assert!(id.starts_with("copy-"), "{job:#}");
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let is_refused = |kind: &str, more: &[&str]| {
+        let args = [&[kind, &from, &to, "--state-dir", place.state(), "--name", "nightly.1"], more].concat();
+        let refused = Invocation::new(&args).timeout(PATIENCE).run().expect_code(2);
+        let error = refused.stderr.lines().filter(|line| line.contains("error")).collect::<Vec<_>>();
+        let named = format!("the name nightly.1 is taken: {id} has it, a copy {from} -> {to} that ");
+        assert!(matches!(error[..], [line] if line.contains(&named)), "{}", refused.stderr);
+        assert_eq!(listed(place.state()).len(), 1, "a job that was refused is listed");
+    };
+    for (kind, more) in [("copy", &["--match", "a*", "--dry-run"][..]), ("sync", &[]), ("verify", &[])] {
+        is_refused(kind, more);
+    }
+    for (words, expected) in [
+        (&["set", "nightly.1", "rate-keys=400"][..], "400 keys a second"),
+        (&["pause", "nightly"], "is paused"),
+        (&["resume", &id], "is resumed"),
+        (&["show", "nightly.1"], &id),
+    ] {
+        let steered = place.jobs(words).expect_code(0);
+        assert!(steered.stdout.contains(expected), "{words:?}: {}", steered.stdout);
+    }
+    running.kill9();
+    is_refused("sync", &["--mirror", "--yes"]);
+    let words = arguments(&place.open_job());
+    assert_eq!(words[words.len() - 4..words.len() - 2], ["--name", "nightly.1"], "{words:?}");
+    Invocation::new(&words).timeout(PATIENCE).run().expect_code(0);
+    let text = place.jobs(&["report", "nightly.1"]).expect_code(0).stdout;
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["job"]["created_s"], job["created_s"], "{text}");
+    // It has ended, so the name is free.
+    let sync = ["sync", &from, &to, "--state-dir", place.state(), "--name", "nightly.1", "--mirror", "--yes"];
+    Invocation::new(&[&sync[..], &["--once"]].concat()).timeout(PATIENCE).run().expect_code(0);
+    assert_eq!(place.open_job()["kind"], "sync", "the one that has not ended is meant");
+    place.jobs(&["cancel", "nightly.1"]).expect_code(0);
+    let bad = ["copy", &from, &to, "--name", "no/way"];
+    let refused = Invocation::new(&bad).run().expect_code(2);
+    assert!(refused.stderr.contains("letters, digits"), "{}", refused.stderr);
+}
+
+/// One command makes several jobs.
+#[test]
+fn moves_of_slots_get_the_name_and_a_number() {
+    let layout = [vec![0..=5460], vec![5461..=10_922], vec![10_923..=16_383]];
+    let scene = Scene::of(Engine::Redis70, 0, &layout).start();
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let to = scene.cluster.node_id(2).to_owned();
+    let more = ["--slots", "5461-5470", "--to", &to, "--name", "east"];
+    let moves = || scene.reshard("0-9", 1, &more);
+    let killed = moves().env("WHIMBREL_FAILPOINT", "snapshot:after").run();
+    assert_eq!(killed.code(), None, "it was not killed: {killed:#?}");
+    let mut names: Vec<Value> = listed(state).iter().map(|job| job["name"].clone()).collect();
+    names.sort_by_key(ToString::to_string);
+    assert_eq!(names, ["east", "east-2"]);
+    let refused = moves().run().expect_code(2);
+    assert!(refused.stderr.contains("the name east is taken"), "{}", refused.stderr);
+    for name in ["east-2", "east"] {
+        jobs(state, &["resume", name]).expect_code(0);
+    }
+    assert_eq!([0, 5461].map(|slot| scene.cluster.owner_of(slot).expect("an owner")), [1, 2]);
+    moves().run().expect_code(0);
+}
+
 /// What cannot be paused or set says why.
 #[test]
 fn what_cannot_be_steered_is_refused() {

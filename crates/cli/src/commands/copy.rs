@@ -85,7 +85,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
     args.which.names.named_dbs(endpoints.1.db)?;
-    args.hooks.check(Kind::Copy)?;
+    let hooks = args.job.hooks.settings(Kind::Copy)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     copy::check_rights(&source, args.verify, args.functions).await?;
     let dbs = args.which.names.dbs(&source, &target).await?;
@@ -102,6 +102,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     options.job = job_of(&description);
     let name = format!("copy-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
+    let store = Store::new(&folder);
+    store.refuse_taken(&args.job.name, &name)?;
     let resumes = args.going_on.resumes(&folder, &name);
     let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, args.dry_run, stop)
         .await
@@ -137,12 +139,12 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let progress = Arc::new(CopyProgress::default());
     let total: u64 = plan.dbs.iter().filter_map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
-    let store = Store::new(&folder);
     let again = again::of_description(Kind::Copy, &description);
-    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
+    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes)
+        .named(args.job.name.as_ref());
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
-    let hooks = args.hooks.begin(&store, &begun_with);
+    let hooks = hooks.begin(&store, &begun_with);
     let look = standing::of_copy(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let dbs = options.dbs.clone();

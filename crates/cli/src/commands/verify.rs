@@ -41,7 +41,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
     let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
-    args.hooks.check(Kind::Verify)?;
+    let hooks = args.job.hooks.settings(Kind::Verify)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     verify::check_comparable(&source).and(verify::check_comparable(&target))?;
     let options = VerifyOptions {
@@ -70,17 +70,19 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     }
     let progress = Arc::new(VerifyProgress::default());
     let Some(OpenJournal { journal, folder, name, again }) = journal else {
-        if !args.hooks.on.is_empty() {
-            let what = "hooks are run at events of jobs, and this verification would be none";
-            return Err(Error::options(Side::Own, "read the options", what).with_remedy("leave out --on"));
+        if !args.job.hooks.on.is_empty() || args.job.name.is_some() {
+            let what = "jobs have names and hooks, and this verification would be none";
+            let remedy = "leave out --name and --on";
+            return Err(Error::options(Side::Own, "read the options", what).with_remedy(remedy));
         }
         return verify(source, target, options, &args.show, None, progress, stop).await;
     };
     let store = Store::new(&folder);
     let begun_with =
-        steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
+        steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
+            .named(args.job.name.as_ref());
     let stop = stop.child_token();
-    let hooks = args.hooks.begin(&store, &begun_with);
+    let hooks = hooks.begin(&store, &begun_with);
     let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
@@ -129,6 +131,7 @@ fn open_journal(
     if !args.resume && journal::is_open(&folder, &name) {
         return Ok(None);
     }
+    Store::new(&folder).refuse_taken(&args.job.name, &name)?;
     let again = again::of_description(Kind::Verify, &description);
     let journal = Journal::open(&folder, &name, &description, args.resume)?;
     Ok(Some(OpenJournal { journal, folder, name, again }))

@@ -25,11 +25,15 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::sync::{HookReport, Hooks, Moment, Occasion, Ran, SyncPhase};
 
 pub use self::event::HookEvent;
 use crate::clock::now_s;
-use crate::store::{CUT_OVER, HookEnd, Status, Store, What};
+use crate::store::{CUT_OVER, HookEnd, Kind, Status, Store, What};
+
+/// Hooks of one job, at most: a cutover waits for some of them.
+const HOOKS_MAX: usize = 16;
 
 /// Events that wait to be told; further ones are not.
 const QUEUE_MAX: usize = 32;
@@ -50,13 +54,59 @@ pub struct Hook {
 impl FromStr for Hook {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Hook, String> {
+    fn from_str(text: &str) -> std::result::Result<Hook, String> {
         let (event, command) = text.split_once('=').unwrap_or((text, ""));
         let event = event.trim().parse()?;
         match command.trim() {
             "" => Err(format!("say what is to be run: {event}=COMMAND")),
             command => Ok(Hook { event, command: command.to_owned() }),
         }
+    }
+}
+
+/// What is run at events of jobs, as this process was told.
+#[derive(Debug, Clone, Default)]
+pub struct HookSettings {
+    /// Which hooks, in the order in which they are run.
+    pub hooks: Vec<Hook>,
+    /// How long each may take.
+    pub limit: Duration,
+}
+
+impl HookSettings {
+    /// The same, where all of them can be run at events of a job of this kind.
+    ///
+    /// # Errors
+    /// `Options` where one cannot, or there are too many.
+    pub fn check(self, kind: Kind) -> Result<HookSettings> {
+        let refused = |what: String| Error::options(Side::Own, "read the options", what);
+        if self.hooks.len() > HOOKS_MAX {
+            return Err(refused(format!("--on can be given {HOOKS_MAX} times at most")));
+        }
+        match self.hooks.iter().find(|hook| !hook.event.is_of(kind)) {
+            Some(hook) => {
+                let what = format!("--on {}: that does not happen to a {}", hook.event, kind.word());
+                Err(refused(what).with_remedy(format!("there are: {}", HookEvent::names_of(kind))))
+            }
+            None => Ok(self),
+        }
+    }
+
+    /// Those of a job that begins so; `None` where there are none.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn begin(&self, store: &Store, begun_with: &Status) -> Option<Arc<JobHooks>> {
+        if self.hooks.is_empty() {
+            return None;
+        }
+        let (store, begun_with) = (store.clone(), begun_with.clone());
+        let before = Mutex::new((begun_with.clone(), BTreeSet::new()));
+        let settings = self.clone();
+        let runner = Arc::new(Runner { settings, store, begun_with, closes_at: Mutex::default() });
+        let (events, told) = mpsc::channel(QUEUE_MAX);
+        let task = tokio::spawn(run_told(runner.clone(), told));
+        Some(Arc::new(JobHooks { runner, queue: Mutex::new(Some(Queue { events, task })), before }))
     }
 }
 
@@ -77,27 +127,6 @@ struct Queue {
 }
 
 impl JobHooks {
-    /// These hooks for a job that begins so; `None` where there are none. Each command may take `limit`.
-    ///
-    /// # Panics
-    /// Outside of a runtime.
-    pub fn begin(
-        hooks: Vec<Hook>,
-        limit: Duration,
-        store: &Store,
-        begun_with: &Status,
-    ) -> Option<Arc<JobHooks>> {
-        if hooks.is_empty() {
-            return None;
-        }
-        let (store, begun_with) = (store.clone(), begun_with.clone());
-        let before = Mutex::new((begun_with.clone(), BTreeSet::new()));
-        let runner = Arc::new(Runner { hooks, limit, store, begun_with, closes_at: Mutex::default() });
-        let (events, told) = mpsc::channel(QUEUE_MAX);
-        let task = tokio::spawn(run_told(runner.clone(), told));
-        Some(Arc::new(JobHooks { runner, queue: Mutex::new(Some(Queue { events, task })), before }))
-    }
-
     /// A process has begun the job, or goes on with it.
     pub(crate) fn has_begun(&self, is_resumed: bool, now: &Status) {
         self.notify(if is_resumed { HookEvent::Resumed } else { HookEvent::Begun }, now);
@@ -130,7 +159,7 @@ impl JobHooks {
     /// listed under its name.
     pub(crate) async fn drain(&self) {
         let Some(Queue { events, task }) = self.queue.lock().take() else { return };
-        *self.runner.closes_at.lock() = Some(Instant::now() + 2 * self.runner.limit);
+        *self.runner.closes_at.lock() = Some(Instant::now() + 2 * self.runner.settings.limit);
         drop(events);
         // It does not panic, and ends within that time.
         let _ = task.await;
@@ -208,9 +237,7 @@ async fn run_told(runner: Arc<Runner>, mut told: mpsc::Receiver<(HookEvent, Stat
 /// Runs the hooks of a job, and notes what came of them.
 #[derive(Debug)]
 struct Runner {
-    hooks: Vec<Hook>,
-    /// How long each may take.
-    limit: Duration,
+    settings: HookSettings,
     store: Store,
     begun_with: Status,
     /// When those that wait have waited long enough.
@@ -219,7 +246,7 @@ struct Runner {
 
 impl Runner {
     fn of(&self, event: HookEvent) -> Vec<&str> {
-        let of_it = self.hooks.iter().filter(|hook| hook.event == event);
+        let of_it = self.settings.hooks.iter().filter(|hook| hook.event == event);
         of_it.map(|hook| hook.command.as_str()).collect()
     }
 
@@ -235,7 +262,7 @@ impl Runner {
         let mut reports = Vec::new();
         for command in self.of(event) {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let limit = left.map_or(self.limit, |left| left.min(self.limit));
+            let limit = left.map_or(self.settings.limit, |left| left.min(self.settings.limit));
             let run::Ended { end, output } = if limit.is_zero() {
                 let why = "there was no time left for it".to_owned();
                 run::Ended { end: HookEnd::NotRun { why }, output: String::new() }
@@ -283,7 +310,6 @@ fn in_words(end: &HookEnd, output: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Kind;
 
     /// Far more than any of these takes on a busy machine.
     const LIMIT: Duration = Duration::from_secs(60);
@@ -296,7 +322,8 @@ mod tests {
     fn hooks(store: &Store, limit: Duration, hooks: &[(HookEvent, &str)]) -> Arc<JobHooks> {
         let hook =
             |(event, command): &(HookEvent, &str)| Hook { event: *event, command: (*command).to_owned() };
-        JobHooks::begin(hooks.iter().map(hook).collect(), limit, store, &job()).expect("there are some")
+        let settings = HookSettings { hooks: hooks.iter().map(hook).collect(), limit };
+        settings.begin(store, &job()).expect("there are some")
     }
 
     /// What was noted: the event's name, how it ended, and what it printed.

@@ -224,6 +224,7 @@ pub fn beginning_at(
     let now_s = now_s();
     Status {
         id: name.to_owned(),
+        name: before.as_ref().and_then(|before| before.name.clone()),
         kind,
         source,
         target,

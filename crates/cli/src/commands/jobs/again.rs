@@ -64,7 +64,7 @@ pub fn of_description(kind: Kind, description: &str) -> Option<Vec<String>> {
 /// What goes on with an interrupted job, as a shell takes it. `None` for one that cannot go on.
 pub fn command(status: &Status, folder: Option<&Path>) -> Option<String> {
     let mut words = match status.kind {
-        Kind::Move => ["jobs", "resume", &status.id].map(str::to_owned).to_vec(),
+        Kind::Move => ["jobs", "resume", status.label()].map(str::to_owned).to_vec(),
         _ if status.again.is_empty() => return None,
         _ => status.again.clone(),
     };

@@ -160,7 +160,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
             _ => String::new(),
         };
         table.row(vec![
-            status.id.clone(),
+            status.label().to_owned(),
             status.kind.word().to_owned(),
             seen.state_in_words(),
             status.percent().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
@@ -183,7 +183,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
 
 /// What goes on with an interrupted job.
 fn print_resume(entry: &Entry, folder: Option<&Path>) {
-    let id = &entry.status.id;
+    let id = entry.status.label();
     match again::command(&entry.status, folder) {
         Some(command) if entry.status.kind == Kind::Move => out!("{id} goes on with: {command}"),
         Some(command) => out!("{id} goes on with: {command}, with its users, passwords and other options"),
@@ -197,7 +197,10 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         return;
     }
     let status = &seen.entry.status;
-    out!("job      {}", status.id);
+    out!("job      {}", status.label());
+    if status.name.is_some() {
+        out!("id       {}", status.id);
+    }
     out!("kind     {}", status.kind.word());
     out!("state    {}", seen.state_in_words());
     if !status.message.is_empty() {

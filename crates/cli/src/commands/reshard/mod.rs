@@ -115,6 +115,9 @@ async fn try_command(
     situation.refuse_silence()?;
     let moves = wanted(&situation)?;
     if daemon.is_none() {
+        let store = Store::new(&state_dir(moving.state_dir.as_deref())?);
+        let names = moving.name.iter().flat_map(|name| name.numbered(moves.len()));
+        store.refuse_taken(names, "")?;
         // A daemon has jobs wait for those that it runs, and looks again before each.
         situation.refuse_trouble(&moves)?;
     }

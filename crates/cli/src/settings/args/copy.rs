@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use whimbrel_core::units::parse_count;
 
-use super::shared::{Beforehand, HookArgs, Limits, Resuming, Show, Sides, Which};
+use super::shared::{Beforehand, JobArgs, Limits, Resuming, Show, Sides, Which};
 use super::values::parse_ms;
 
 /// `whimbrel copy`.
@@ -73,7 +73,7 @@ pub struct CopyArgs {
     pub limits: Limits,
 
     #[command(flatten)]
-    pub hooks: HookArgs,
+    pub job: JobArgs,
 
     #[command(flatten)]
     pub show: Show,
@@ -153,7 +153,7 @@ pub struct VerifyArgs {
     pub max_latency: Option<u64>,
 
     #[command(flatten)]
-    pub hooks: HookArgs,
+    pub job: JobArgs,
 
     #[command(flatten)]
     pub show: Show,

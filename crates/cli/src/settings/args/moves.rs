@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_control::daemon::NodePorts;
+use whimbrel_control::naming::JobName;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_flow::budget::RateChange;
@@ -107,6 +108,10 @@ pub struct MovingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
+    /// What whimbrel jobs finds the job by as well; where it takes several, they are NAME, NAME-2 and so on
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<JobName>,
+
     /// Where jobs are written down; by default $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
@@ -115,7 +120,7 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "state_dir", "native_stall", "stall",
+            "rate_bytes", "max_latency", "name", "state_dir", "native_stall", "stall",
     ])]
     pub server: Option<String>,
 
@@ -170,6 +175,7 @@ fn not_served(arg: clap::Arg) -> clap::Arg {
     mut_arg("server", not_served),
     mut_arg("server_password_file", not_served),
     mut_arg("atomic", not_served),
+    mut_arg("name", not_served),
     mut_arg("dry_run", not_served),
     mut_arg("yes", not_served),
     mut_arg("report", not_served),

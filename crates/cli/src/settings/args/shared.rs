@@ -1,24 +1,21 @@
 //! Options that several commands have.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use whimbrel_control::hooks::{Hook, HookEvent, JobHooks};
-use whimbrel_control::store::{Kind, Status, Store};
+use whimbrel_control::hooks::{Hook, HookSettings};
+use whimbrel_control::naming::JobName;
+use whimbrel_control::store::Kind;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
-use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::error::Result;
 use whimbrel_flow::{copy::LaneCounts, journal};
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
 use super::values::{parse_bytes, parse_hook_timeout, parse_ms, parse_small};
 use whimbrel_core::select::parse_type;
-
-/// Hooks of one job, at most: a cutover waits for some of them.
-const HOOKS_MAX: usize = 16;
 
 /// What the user may have answered already.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
@@ -140,6 +137,18 @@ impl Resuming {
     }
 }
 
+/// What the job is called, and what is run at its events.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// What whimbrel jobs and other commands find the job by as well; not the name of one that has not ended.
+    /// Further jobs of the same command are NAME-2 and so on
+    #[arg(long, value_name = "NAME", help_heading = "What else")]
+    pub name: Option<JobName>,
+
+    #[command(flatten)]
+    pub hooks: HookArgs,
+}
+
 /// What is run at events of the job.
 #[derive(Debug, Args)]
 pub struct HookArgs {
@@ -154,27 +163,13 @@ pub struct HookArgs {
 }
 
 impl HookArgs {
-    /// Makes sure that all events can happen to a job of this kind.
+    /// Those of a job of this kind.
     ///
     /// # Errors
-    /// `Options` where one cannot, or there are too many.
-    pub fn check(&self, kind: Kind) -> Result<()> {
-        let refused = |what: String| Error::options(Side::Own, "read the options", what);
-        if self.on.len() > HOOKS_MAX {
-            return Err(refused(format!("--on can be given {HOOKS_MAX} times at most")));
-        }
-        match self.on.iter().find(|hook| !hook.event.is_of(kind)) {
-            Some(hook) => {
-                let what = format!("--on {}: that does not happen to a {}", hook.event, kind.word());
-                Err(refused(what).with_remedy(format!("there are: {}", HookEvent::names_of(kind))))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Those of a job that begins so.
-    pub fn begin(&self, store: &Store, begun_with: &Status) -> Option<Arc<JobHooks>> {
-        JobHooks::begin(self.on.clone(), Duration::from_millis(self.hook_timeout), store, begun_with)
+    /// As [`HookSettings::check`].
+    pub fn settings(&self, kind: Kind) -> Result<HookSettings> {
+        let limit = Duration::from_millis(self.hook_timeout);
+        HookSettings { hooks: self.on.clone(), limit }.check(kind)
     }
 }
 
