@@ -17,6 +17,7 @@ use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::sync::{FrontOrder, FrontStand, Fronts, Told};
 
 use crate::failpoint::{self, When};
+use crate::hooks::{HookSettings, JobHooks};
 use crate::naming::job_of;
 use crate::private::open_lock;
 use crate::steering::{Answer, Attended, Call, Refusal, Request, Steered, Why, beginning_at};
@@ -86,6 +87,11 @@ impl FrontFiles {
     /// How the front stands that begins.
     pub fn beginning(&self) -> Status {
         self.beginning.clone()
+    }
+
+    /// What is run at events of the front that begins.
+    pub fn begin_hooks(&self, hooks: &HookSettings) -> Option<Arc<JobHooks>> {
+        hooks.begin(&self.store, &self.beginning)
     }
 
     /// Shows the front to others and takes their requests.

@@ -12,6 +12,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_flow::journal::{self, Unfinished};
 
+use crate::again;
 use crate::clock::now_s;
 use crate::steering;
 use crate::store::{Entry, Kind, Status, Store};
@@ -22,16 +23,12 @@ const CANCEL_WAIT: Duration = Duration::from_secs(120);
 /// How often it is looked whether it has.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
-/// What goes on with a job of this kind that is described so, as arguments; `None` for one that cannot go on.
-pub type Again = fn(Kind, &Value) -> Option<Vec<String>>;
-
 /// The jobs of a state folder.
 #[derive(Debug)]
 pub struct Jobs {
     folder: PathBuf,
     /// Where they are written down.
     pub store: Store,
-    again: Again,
 }
 
 /// A job, and whether the process that runs it has answered.
@@ -84,8 +81,8 @@ impl Seen {
 
 impl Jobs {
     /// Those of this folder.
-    pub fn of(folder: &Path, again: Again) -> Jobs {
-        Jobs { folder: folder.to_owned(), store: Store::new(folder), again }
+    pub fn of(folder: &Path) -> Jobs {
+        Jobs { folder: folder.to_owned(), store: Store::new(folder) }
     }
 
     /// All of them.
@@ -116,7 +113,7 @@ impl Jobs {
             target: text("target"),
             created_s: job.written_s,
             updated_s: job.written_s,
-            again: (self.again)(kind, &job.described).unwrap_or_default(),
+            again: again::arguments(kind, &job.described).unwrap_or_default(),
             id: job.name,
             ..Status::default()
         };
@@ -235,10 +232,6 @@ pub async fn open_cluster(
 mod tests {
     use super::*;
 
-    fn again(kind: Kind, described: &Value) -> Option<Vec<String>> {
-        Some(vec![kind.word().to_owned(), described["source"].as_str()?.to_owned()])
-    }
-
     fn status(id: &str) -> Status {
         let (id, updated_s) = (id.to_owned(), now_s());
         Status { id, kind: Kind::Front, ended: true, updated_s, ..Status::default() }
@@ -247,7 +240,7 @@ mod tests {
     #[test]
     fn a_job_is_named_by_its_name_or_the_beginning_of_it() {
         let folder = tempfile::tempdir().expect("a folder");
-        let jobs = Jobs::of(folder.path(), again);
+        let jobs = Jobs::of(folder.path());
         for id in ["copy-1", "copy-1-aa", "sync-2"] {
             jobs.store.publish(&status(id));
         }
@@ -277,12 +270,12 @@ mod tests {
         let described = serde_json::json!({"source": "a:1", "target": "b:2"}).to_string();
         let open = journal::Journal::<u32>::open(folder.path(), "copy-7", &described, false);
         drop(open.expect("a journal"));
-        let jobs = Jobs::of(folder.path(), again);
+        let jobs = Jobs::of(folder.path());
         let all = jobs.all().expect("listed");
         let job = all.first().expect("a job");
         assert_eq!((all.len(), job.status.kind, job.running), (1, Kind::Copy, false));
         assert_eq!((&*job.status.source, &*job.status.target), ("a:1", "b:2"));
-        assert_eq!(job.status.again, ["copy", "a:1"]);
+        assert_eq!(job.status.again, ["copy", "a:1", "b:2", "--resume"]);
         let seen = jobs.as_they_are(all).await;
         assert!(seen[0].answers, "nobody is asked about what does not run");
         jobs.discard(&seen[0].entry.status).expect("removed");
@@ -294,7 +287,7 @@ mod tests {
     #[tokio::test]
     async fn nobody_waits_for_a_job_that_has_ended() {
         let folder = tempfile::tempdir().expect("a folder");
-        let jobs = Jobs::of(folder.path(), again);
+        let jobs = Jobs::of(folder.path());
         let running = Entry { status: status("sync-1"), running: true };
         assert!(jobs.until_cancelled(&running).await.expect("looked").is_some_and(|now| now.is_none()));
         let ended = Status { phase: "cancelled".to_owned(), ..status("sync-1") };

@@ -23,6 +23,7 @@ use whimbrel_flow::budget::{RateChange, Rates};
 use whimbrel_flow::latency;
 
 use crate::clock::now_s;
+use crate::hooks::{HookSettings, JobHooks};
 use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport};
@@ -145,6 +146,8 @@ pub struct Ready {
     pub task: Task,
     /// What a display reads while it runs.
     pub view: Arc<View>,
+    /// What is run at its events.
+    hooks: Option<Arc<JobHooks>>,
     // Dropped in this order: the socket is gone before somebody else can open the journal.
     asked: Asked,
     journal: Journal,
@@ -172,7 +175,14 @@ impl Ready {
         if matches!(task, Task::External(_)) {
             asked.allow_rates(&view);
         }
-        Ok(Ready { task, view, asked, journal })
+        Ok(Ready { task, view, hooks: None, asked, journal })
+    }
+
+    /// The same, at whose events these are run while this process runs it.
+    #[must_use]
+    pub fn with_hooks(self, hooks: &HookSettings) -> Ready {
+        let begun_with = self.journal.latest().lock().clone();
+        Ready { hooks: hooks.begin(self.journal.store(), &begun_with), ..self }
     }
 
     /// Ends a job that waits for a node for longer than it may stand still, where it may end. False where it
@@ -428,7 +438,7 @@ async fn run_queue(
 ) -> Result<Vec<JobReport>> {
     let mut reports = Vec::with_capacity(queue.len());
     for ready in queue {
-        let Ready { task, view, journal, asked } = ready;
+        let Ready { task, view, hooks, journal, asked } = ready;
         if (cancel.is_cancelled() || enough.is_cancelled()) && task.is_fresh() {
             let (id, source, target) = (task.id().to_string(), task.source().clone(), task.target().clone());
             reports.push(JobReport::not_started(id, source, target, task.slots(), task.method()));
@@ -446,36 +456,55 @@ async fn run_queue(
             all.cancelled().await;
             this.cancel();
         });
-        if !task.is_fresh() {
+        let is_resumed = !task.is_fresh();
+        if is_resumed {
             journal.store().note_resumed(journal.id());
         }
-        let report = match task {
-            Task::External(record) => go_on(*record, &journal, &deployment, &view, &asked.cancel).await,
-            Task::Plain(plain) => {
-                let begun = PlainRecord { begun: true, ..plain.clone() };
-                let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
-                kept.map_err(|e| journal.fail(&e))?;
-                let started = Instant::now();
-                match plain::run(&plain, &journal, &deployment, &view, &asked.cancel).await {
-                    Ended::Report(report) => Ok(*report),
-                    Ended::FellBack(record) => {
-                        asked.allow_rates(&view);
-                        let report = go_on(*record, &journal, &deployment, &view, &asked.cancel).await;
-                        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-                        report.map(|report| JobReport { duration_ms, ..report })
-                    }
-                }
-            }
+        let latest = journal.latest();
+        let work = async {
+            let report = carry_out(task, &journal, &deployment, &view, &asked).await?;
+            journal.store().keep_report(journal.id(), &report);
+            Ok(report)
+        };
+        let report = match &hooks {
+            Some(hooks) => hooks.attend(is_resumed, &latest, work).await,
+            None => work.await,
         };
         watcher.abort();
         let report = report?;
-        journal.store().keep_report(journal.id(), &report);
         if report.ending != Ending::Done {
             enough.cancel();
         }
         reports.push(report);
     }
     Ok(reports)
+}
+
+/// Runs a job by its method.
+async fn carry_out(
+    task: Task,
+    journal: &Journal,
+    deployment: &Arc<Deployment>,
+    view: &View,
+    asked: &Asked,
+) -> Result<JobReport> {
+    let plain = match task {
+        Task::External(record) => return go_on(*record, journal, deployment, view, &asked.cancel).await,
+        Task::Plain(plain) => plain,
+    };
+    let begun = PlainRecord { begun: true, ..plain.clone() };
+    let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
+    kept.map_err(|e| journal.fail(&e))?;
+    let started = Instant::now();
+    match plain::run(&plain, journal, deployment, view, &asked.cancel).await {
+        Ended::Report(report) => Ok(*report),
+        Ended::FellBack(record) => {
+            asked.allow_rates(view);
+            let report = go_on(*record, journal, deployment, view, &asked.cancel).await;
+            let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            report.map(|report| JobReport { duration_ms, ..report })
+        }
+    }
 }
 
 /// Runs an external job, or goes on with one; `record` is in the journal.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::again;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
@@ -18,7 +19,6 @@ use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, KeyFa
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::{progress::CopyProgress, retry::RetryPolicy};
 
-use crate::commands::jobs::again;
 use crate::commands::losses::{self, Overwriting};
 use crate::commands::verify;
 use crate::exit::Exit;

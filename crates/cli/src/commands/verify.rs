@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::again;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
@@ -20,7 +21,6 @@ use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, VerifyState};
 
-use crate::commands::jobs::again;
 use crate::exit::Exit;
 use crate::settings::args::{CopyArgs, Depth, Show, VerifyArgs};
 use crate::ui::display;

@@ -16,6 +16,7 @@ mod event;
 mod run;
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,13 +31,21 @@ use whimbrel_flow::sync::{HookReport, Hooks, Moment, Occasion, Ran, SyncPhase};
 
 pub use self::event::HookEvent;
 use crate::clock::now_s;
-use crate::store::{CUT_OVER, HookEnd, Kind, Status, Store, What};
+use crate::store::{CUT_OVER, FAILED, HookEnd, Kind, Status, Store, What};
 
 /// Hooks of one job, at most: a cutover waits for some of them.
 const HOOKS_MAX: usize = 16;
 
+/// The phases of a front that are its events.
+const FRONT_FORWARDS: &str = "forwarding";
+const FRONT_MOVES: &str = "moving";
+const FRONT_DONE: &str = "done";
+
 /// Events that wait to be told; further ones are not.
 const QUEUE_MAX: usize = 32;
+
+/// How often it is looked at a job that moves slots.
+const POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// Characters of the last line that a command printed, as they are shown with its failure.
 const SHOWN_CHARS_MAX: usize = 200;
@@ -129,7 +138,40 @@ struct Queue {
 impl JobHooks {
     /// A process has begun the job, or goes on with it.
     pub(crate) fn has_begun(&self, is_resumed: bool, now: &Status) {
+        self.before.lock().0.clone_from(now);
         self.notify(if is_resumed { HookEvent::Resumed } else { HookEvent::Begun }, now);
+    }
+
+    /// Does the `work` of a job that moves slots, of which others see how it stands in `latest`; what is run at its
+    /// events is run meanwhile and after it.
+    pub(crate) async fn attend<T>(
+        &self,
+        is_resumed: bool,
+        latest: &Mutex<Status>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let now = || latest.lock().clone();
+        self.has_begun(is_resumed, &now());
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            never = self.poll_on(latest) => match never {},
+        };
+        self.poll(&now());
+        self.drain().await;
+        let now = match &outcome {
+            Ok(_) => now(),
+            Err(error) => Status { message: error.problem(), ..now() },
+        };
+        self.has_ended(now.ended, &now).await;
+        outcome
+    }
+
+    async fn poll_on(&self, latest: &Mutex<Status>) -> Infallible {
+        loop {
+            tokio::time::sleep(POLL_PERIOD).await;
+            let now = latest.lock().clone();
+            self.poll(&now);
+        }
     }
 
     /// Tells of what has happened since the job was looked at last.
@@ -170,6 +212,7 @@ impl JobHooks {
     pub(crate) async fn has_ended(&self, is_over: bool, now: &Status) {
         let events: &[HookEvent] = match (is_over, now.message.is_empty()) {
             (true, _) if now.phase == CUT_OVER => &[HookEvent::CutOver, HookEvent::Ended],
+            (true, _) if now.phase == FAILED => &[HookEvent::Failed, HookEvent::Ended],
             (true, _) => &[HookEvent::Ended],
             (false, true) => &[HookEvent::Stopped],
             (false, false) => &[HookEvent::Failed],
@@ -214,12 +257,26 @@ fn between(before: &Status, now: &Status) -> Vec<HookEvent> {
     if before.phase != now.phase && now.phase == SyncPhase::Following.to_string() {
         events.push(HookEvent::Following);
     }
+    if now.kind == Kind::Front {
+        let is_turned = before.source != now.source;
+        let is_new = before.phase != now.phase || is_turned;
+        // It may be done before it was looked at again.
+        let begins = now.phase == FRONT_DONE && (before.phase == FRONT_FORWARDS || is_turned);
+        let goes = is_new && now.phase == FRONT_MOVES;
+        events.extend((begins || goes).then_some(HookEvent::Moving));
+        events.extend((is_new && now.phase == FRONT_DONE).then_some(HookEvent::Moved));
+    }
+    if before.moved != now.moved && !now.moved.is_empty() {
+        events.push(HookEvent::HandedOver);
+    }
     match (before.rates.paused, now.rates.paused) {
         (false, true) => events.push(HookEvent::Paused),
         (true, false) => events.push(HookEvent::Unpaused),
         _ => {}
     }
     match (before.message.is_empty(), now.message.is_empty()) {
+        // Of one that has ended it says how.
+        (true, false) if now.ended => {}
         (true, false) => events.push(HookEvent::Trouble),
         (false, true) => events.push(HookEvent::Recovered),
         _ => {}
@@ -345,6 +402,20 @@ mod tests {
         assert_eq!(between(&follows, &paused), [HookEvent::Paused, HookEvent::Trouble]);
         assert_eq!(between(&paused, &paused), []);
         assert_eq!(between(&paused, &follows), [HookEvent::Unpaused, HookEvent::Recovered]);
+        let front = |phase: &str| Status { kind: Kind::Front, phase: phase.to_owned(), ..job() };
+        let both = [HookEvent::Moving, HookEvent::Moved];
+        assert_eq!(between(&front("forwarding"), &front("done")), both, "it was too quick to be seen");
+        assert_eq!(between(&front("moving"), &front("done")), both[1..]);
+        assert_eq!(between(&front("done"), &front("moving")), both[..1], "it was turned round");
+        let back = Status { source: "b:2".to_owned(), target: "a:1".to_owned(), ..front("done") };
+        assert_eq!(between(&front("done"), &back), both, "and was there before that was seen");
+        let moves = |moved: &str, message: &str, ended: bool| {
+            let (moved, message) = (moved.to_owned(), message.to_owned());
+            Status { kind: Kind::Move, moved, message, ended, ..job() }
+        };
+        let none = moves("", "", false);
+        assert_eq!(between(&none, &moves("0-5", "", true)), [HookEvent::HandedOver], "also the last ones");
+        assert_eq!(between(&none, &moves("", "it cannot", true)), [], "how it ended comes with its end");
     }
 
     #[tokio::test]

@@ -29,7 +29,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
 
-pub use self::status::{CUT_OVER, Entry, Kind, Status};
+pub use self::status::{CUT_OVER, Entry, FAILED, Kind, Status};
 pub use self::trace::{Event, HookEnd, What};
 use crate::clock::now_s;
 use crate::socket::is_served;

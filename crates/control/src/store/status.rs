@@ -10,6 +10,9 @@ use crate::naming::JobName;
 /// How a sync ended whose target has taken over.
 pub const CUT_OVER: &str = "cut over";
 
+/// How a move of slots ended that could not be made.
+pub const FAILED: &str = "failed";
+
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -39,7 +39,7 @@ pub fn settings(moving: &MovingArgs, method: Method) -> Settings {
             stall_ms: moving.stall,
             ..TransferOptions::default()
         },
-        name: moving.name.clone(),
+        name: moving.job.name.clone(),
         batch_keys: moving.batch_keys,
         native_stall_ms: match moving.method {
             MethodChoice::Auto => moving.native_stall.or(Some(NATIVE_STALL_MS)),

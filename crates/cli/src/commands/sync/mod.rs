@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::again;
 use whimbrel_control::cutovers;
 use whimbrel_control::fronts::LocalFronts;
 use whimbrel_control::naming::{JobName, job_of};
@@ -28,7 +29,6 @@ use whimbrel_flow::sync::{
 
 use crate::commands::copy as copy_command;
 use crate::commands::exposing::expose;
-use crate::commands::jobs::again;
 use crate::commands::losses::{self, Overwriting};
 use crate::commands::words;
 use crate::exit::Exit;

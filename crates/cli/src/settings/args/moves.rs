@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_control::daemon::NodePorts;
-use whimbrel_control::naming::JobName;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_flow::budget::RateChange;
@@ -13,7 +12,7 @@ use whimbrel_flow::budget::RateChange;
 use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
 use super::fleet::CoordinatorArgs;
-use super::shared::{Beforehand, Show};
+use super::shared::{Beforehand, HookArgs, JobArgs, Show};
 use super::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
 
 /// By which means slots move.
@@ -108,9 +107,8 @@ pub struct MovingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
-    /// What whimbrel jobs finds the job by as well; where it takes several, they are NAME, NAME-2 and so on
-    #[arg(long, value_name = "NAME")]
-    pub name: Option<JobName>,
+    #[command(flatten)]
+    pub job: JobArgs,
 
     /// Where jobs are written down; by default $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel
     #[arg(long, value_name = "FOLDER")]
@@ -120,7 +118,7 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "name", "state_dir", "native_stall", "stall",
+            "rate_bytes", "max_latency", "name", "on", "state_dir", "native_stall", "stall",
     ])]
     pub server: Option<String>,
 
@@ -176,6 +174,8 @@ fn not_served(arg: clap::Arg) -> clap::Arg {
     mut_arg("server_password_file", not_served),
     mut_arg("atomic", not_served),
     mut_arg("name", not_served),
+    mut_arg("on", not_served),
+    mut_arg("hook_timeout", |arg| arg.hide(true)),
     mut_arg("dry_run", not_served),
     mut_arg("yes", not_served),
     mut_arg("report", not_served),
@@ -406,6 +406,8 @@ pub enum JobsCommand {
         job: Option<String>,
         #[command(flatten)]
         access: JobAccess,
+        #[command(flatten)]
+        hooks: HookArgs,
     },
     /// Forget jobs that have ended
     Clean,
