@@ -2,6 +2,8 @@
 //! megabytes.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -409,4 +411,62 @@ fn a_front_has_hooks() {
     let alone = ["front", "--listen", "127.0.0.1:0", "--source", &source.addr(), "--on", "begun=true"];
     let refused = Invocation::new(&alone).run().expect_code(USAGE);
     assert!(refused.stderr.contains("--target"), "{}", refused.stderr);
+}
+
+/// A sync posts its events; the one that gets ready for a cutover refuses it when it is answered so.
+#[test]
+fn events_are_posted() {
+    let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
+    set(&source, "before");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let to = format!("http://{}/hooks/token-7", listener.local_addr().expect("an address"));
+    let asked = thread::spawn(move || {
+        let answers = ["503 Service Unavailable", "200 OK", "403 Forbidden"];
+        answers.map(|answer| {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let (mut request, mut buffer) = (String::new(), [0; 4096]);
+            while !request.ends_with("}\n") {
+                let read = stream.read(&mut buffer).expect("a request");
+                assert!(read > 0, "it breaks off: {request}");
+                request.push_str(std::str::from_utf8(&buffer[..read]).expect("text"));
+            }
+            write!(stream, "HTTP/1.1 {answer}\r\nContent-Length: 6\r\n\r\nnot us").expect("it is read");
+            request
+        })
+    });
+    let (follows, ready) = (format!("following={to}"), format!("cutover-ready={to}"));
+    let place = Scene::new();
+    let secret = place.write("secret", "s3cret\n");
+    let secret = secret.to_str().expect("a plain path");
+    let more = ["--on", &follows, "--on", &ready, "--hook-secret-file", secret];
+    let job = Sync::new(&url(&source), &url(&target), &more);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    wait_until("it is posted", || !hooks_of(job.state.path()).is_empty());
+    let refused = job.cutover(&["--fence", "acl", "--max-pause", "5s"]).expect_code(REFUSED);
+    assert!(refused.stdout.contains("answers 403 Forbidden: not us"), "{}", refused.stdout);
+    assert!(!refused.stdout.contains("token-7"), "{}", refused.stdout);
+    stop(sync);
+    let asked = asked.join().expect("no panic");
+    let signed = |request: &&String| request.to_lowercase().contains("\r\nx-whimbrel-signature: sha256=");
+    assert!(asked.iter().all(|request| signed(&request)), "{asked:#?}");
+    let told: Value = serde_json::from_str(asked[1].lines().last().expect("a body")).expect("JSON");
+    assert_eq!((&told["event"], &told["job"]["kind"]), (&"following".into(), &"sync".into()), "{told}");
+    let hooks = hooks_of(job.state.path());
+    assert_eq!(printed_by("following", &hooks), "not us");
+    assert_eq!(hooks[1].1["not-delivered"]["tries"], 1, "{hooks:#?}");
+    let events = Invocation::new(&["jobs", "events", "sync-"]).env("XDG_STATE_HOME", job.state.path()).run();
+    let kept = format!("{}{}", events.expect_code(0).stdout, listed_text(job.state.path()));
+    assert!(!kept.contains("token-7") && !kept.contains("s3cret"), "{kept}");
+    let from = source.addr();
+    let refused = ["copy", &from, &target.addr(), "--replace", "--on", "ended=http://10.0.0.1/"];
+    let refused = Invocation::new(&refused).run().expect_code(USAGE);
+    assert!(refused.stderr.contains("on this machine alone"), "{}", refused.stderr);
+}
+
+/// All that is in the files of the jobs of a state folder.
+fn listed_text(state: &Path) -> String {
+    let files = fs::read_dir(state.join("whimbrel/jobs")).expect("a folder");
+    let text = |file: std::io::Result<fs::DirEntry>| fs::read_to_string(file.expect("a file").path());
+    files.filter_map(|file| text(file).ok()).collect()
 }

@@ -29,7 +29,7 @@ pub use self::moves::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
 };
-pub use self::shared::{Beforehand, Limits, Names, Show, Sides};
+pub use self::shared::{Beforehand, HookArgs, Limits, Names, Show, Sides};
 pub use self::sync::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, UnfenceArgs, WatchArgs};
 
 /// The command line.

@@ -1,4 +1,4 @@
-//! Commands of the user's that are run at events of a job.
+//! Commands of the user's that are run at events of a job, and webhooks to which the events are posted.
 //!
 //! There are two kinds of events:
 //!
@@ -8,15 +8,18 @@
 //! - Those that a cutover waits for are run by it at their exact moment: see
 //!   [`whimbrel_flow::sync::Hooks`].
 //!
-//! **Bounds.** Each command has a limited time, after which it is killed. Of what it prints the end is kept.
+//! **Bounds.** Each command has a limited time, after which it is killed. Of what it prints the end is kept. A
+//! webhook has the same time, with all its tries.
 //! At the end of a job those that wait have twice the limit together, and what comes with the end has the
 //! limit of each once more.
 
 mod event;
 mod run;
+mod webhook;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +33,8 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::sync::{HookReport, Hooks, Moment, Occasion, Ran, SyncPhase};
 
 pub use self::event::HookEvent;
+use self::webhook::PACE;
+pub use self::webhook::{Sender, Webhook};
 use crate::clock::now_s;
 use crate::store::{CUT_OVER, FAILED, HookEnd, Kind, Status, Store, What};
 
@@ -50,16 +55,34 @@ const POLL_PERIOD: Duration = Duration::from_millis(500);
 /// Characters of the last line that a command printed, as they are shown with its failure.
 const SHOWN_CHARS_MAX: usize = 200;
 
-/// A command, and the event at which it is run.
+/// What is done, and the event at which it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hook {
     /// When.
     pub event: HookEvent,
-    /// What, as a shell takes it.
-    pub command: String,
+    /// What.
+    pub action: Action,
 }
 
-/// As it is written: `EVENT=COMMAND`.
+/// What is done at an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// A command is run, as a shell takes it.
+    Run(String),
+    /// The event is posted.
+    Post(Webhook),
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Run(command) => f.write_str(command),
+            Action::Post(webhook) => webhook.fmt(f),
+        }
+    }
+}
+
+/// As it is written: `EVENT=COMMAND`, or `EVENT=https://…`.
 impl FromStr for Hook {
     type Err = String;
 
@@ -68,7 +91,8 @@ impl FromStr for Hook {
         let event = event.trim().parse()?;
         match command.trim() {
             "" => Err(format!("say what is to be run: {event}=COMMAND")),
-            command => Ok(Hook { event, command: command.to_owned() }),
+            text if Webhook::is_meant(text) => Ok(Hook { event, action: Action::Post(text.parse()?) }),
+            command => Ok(Hook { event, action: Action::Run(command.to_owned()) }),
         }
     }
 }
@@ -80,6 +104,8 @@ pub struct HookSettings {
     pub hooks: Vec<Hook>,
     /// How long each may take.
     pub limit: Duration,
+    /// How webhooks are reached.
+    pub sender: Sender,
 }
 
 impl HookSettings {
@@ -226,9 +252,9 @@ impl JobHooks {
 impl Hooks for JobHooks {
     fn at(&self, moment: Moment) -> Vec<HookReport> {
         let event = HookEvent::from(moment);
-        let planned = |command: &str| HookReport {
+        let planned = |action: &Action| HookReport {
             event: event.name().to_owned(),
-            command: Some(command.to_owned()),
+            command: Some(action.to_string()),
             failure: None,
         };
         self.runner.of(event).into_iter().map(planned).collect()
@@ -302,9 +328,9 @@ struct Runner {
 }
 
 impl Runner {
-    fn of(&self, event: HookEvent) -> Vec<&str> {
+    fn of(&self, event: HookEvent) -> Vec<&Action> {
         let of_it = self.settings.hooks.iter().filter(|hook| hook.event == event);
-        of_it.map(|hook| hook.command.as_str()).collect()
+        of_it.map(|hook| &hook.action).collect()
     }
 
     /// Runs the hooks of one event, in the order in which they were named. One that fails keeps others only
@@ -317,15 +343,14 @@ impl Runner {
         until: Option<Instant>,
     ) -> Vec<HookReport> {
         let mut reports = Vec::new();
-        for command in self.of(event) {
+        for action in self.of(event) {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let limit = left.map_or(self.settings.limit, |left| left.min(self.settings.limit));
             let run::Ended { end, output } = if limit.is_zero() {
                 let why = "there was no time left for it".to_owned();
                 run::Ended { end: HookEnd::NotRun { why }, output: String::new() }
             } else {
-                let input = json!({"event": event.name(), "job": now, "cutover": cutover}).to_string() + "\n";
-                run::run(command, &self.environment(event, now), input.as_bytes(), limit).await
+                self.act(action, (event, now, cutover), limit).await
             };
             let failure = (end != HookEnd::Succeeded).then(|| in_words(&end, &output));
             self.note(&now.id, event, end, output);
@@ -336,6 +361,25 @@ impl Runner {
             }
         }
         reports
+    }
+
+    /// Does one thing, for `limit` at most.
+    async fn act(
+        &self,
+        action: &Action,
+        (event, now, cutover): (HookEvent, &Status, &Value),
+        limit: Duration,
+    ) -> run::Ended {
+        let told = json!({"event": event.name(), "at_s": now_s(), "job": now, "cutover": cutover});
+        let told = told.to_string() + "\n";
+        match action {
+            Action::Run(command) => {
+                run::run(command, &self.environment(event, now), told.as_bytes(), limit).await
+            }
+            Action::Post(to) => {
+                webhook::post(to, &self.settings.sender, event.name(), told.as_bytes(), limit, PACE).await
+            }
+        }
     }
 
     fn environment(&self, event: HookEvent, now: &Status) -> [(&'static str, String); 8] {
@@ -377,9 +421,11 @@ mod tests {
     }
 
     fn hooks(store: &Store, limit: Duration, hooks: &[(HookEvent, &str)]) -> Arc<JobHooks> {
-        let hook =
-            |(event, command): &(HookEvent, &str)| Hook { event: *event, command: (*command).to_owned() };
-        let settings = HookSettings { hooks: hooks.iter().map(hook).collect(), limit };
+        let hook = |(event, command): &(HookEvent, &str)| {
+            format!("{event}={command}").parse::<Hook>().expect(command)
+        };
+        let settings =
+            HookSettings { hooks: hooks.iter().map(hook).collect(), limit, sender: Sender::default() };
         settings.begin(store, &job()).expect("there are some")
     }
 

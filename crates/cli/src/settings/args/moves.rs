@@ -175,6 +175,8 @@ fn not_served(arg: clap::Arg) -> clap::Arg {
     mut_arg("atomic", not_served),
     mut_arg("name", not_served),
     mut_arg("on", not_served),
+    mut_arg("hook_ca", not_served),
+    mut_arg("hook_secret_file", not_served),
     mut_arg("hook_timeout", |arg| arg.hide(true)),
     mut_arg("dry_run", not_served),
     mut_arg("yes", not_served),

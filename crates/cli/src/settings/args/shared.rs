@@ -1,6 +1,6 @@
 //! Options that several commands have.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -152,24 +152,33 @@ pub struct JobArgs {
 /// What is run at events of the job.
 #[derive(Debug, Args)]
 pub struct HookArgs {
-    /// Run a command at an event of the job, by /bin/sh; repeatable. docs/operating/hooks.md lists the events
-    #[arg(long = "on", value_name = "EVENT=COMMAND", help_heading = "Hooks")]
+    /// Run a command at an event of the job, by /bin/sh, or post the event to https://; repeatable.
+    /// docs/operating/hooks.md lists the events
+    #[arg(long = "on", value_name = "EVENT=COMMAND|URL", help_heading = "Hooks")]
     pub on: Vec<Hook>,
 
-    /// How long each of these commands may take; then it is killed
+    /// How long each of these may take; then it is killed, or given up
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_hook_timeout,
         help_heading = "Hooks")]
     pub hook_timeout: u64,
+
+    /// PEM file with the authorities that certificates of webhooks may come from [default: the system's]
+    #[arg(long, value_name = "FILE", help_heading = "Hooks")]
+    pub hook_ca: Option<PathBuf>,
+
+    /// File whose first line signs what webhooks are sent (or set WHIMBREL_HOOK_SECRET)
+    #[arg(long, value_name = "FILE", help_heading = "Hooks")]
+    pub hook_secret_file: Option<PathBuf>,
 }
 
 impl HookArgs {
     /// Those of a job of this kind.
     ///
     /// # Errors
-    /// As [`HookSettings::check`].
+    /// As [`HookSettings::check`]; `Options` or `Own` for files that cannot be read.
     pub fn settings(&self, kind: Kind) -> Result<HookSettings> {
         let limit = Duration::from_millis(self.hook_timeout);
-        HookSettings { hooks: self.on.clone(), limit }.check(kind)
+        HookSettings { hooks: self.on.clone(), limit, sender: self.sender()? }.check(kind)
     }
 }
 
