@@ -279,6 +279,10 @@ async fn drive(
         // Writers do not wait for a file that nothing depends on.
         *latest.lock() = (!is_sealed).then(|| status_now(record, view));
         let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
+        if begins_more(&effect.action) && view.progress.rates.now().is_paused() {
+            // One that is cancelled meanwhile is rolled back by what comes of the effect.
+            cancel.run_until_cancelled(view.progress.rates.until_open()).await;
+        }
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
         failpoint::reached(name, When::Before, batch).await;
@@ -315,6 +319,12 @@ async fn drive(
             view.progress.end_batch(keys_handed_over);
         }
     }
+}
+
+/// Whether a job that is paused does not begin this: it would attach to the source, move keys, or lead to a
+/// handover.
+fn begins_more(action: &Action) -> bool {
+    matches!(action, Action::MarkImporting | Action::Attach | Action::Snapshot | Action::CatchUp { .. })
 }
 
 /// Writes the job down. Where the disk is full it waits for room, unless writers wait as well, or somebody

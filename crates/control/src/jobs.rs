@@ -51,11 +51,11 @@ impl Seen {
     /// What a person calls the state of a job: a phase alone does not say that nobody runs it.
     pub fn state_in_words(&self) -> String {
         let status = &self.entry.status;
+        let paused = status.rates.pause_in_words().filter(|_| self.entry.running);
         let state = match (self.entry.state(), self.answers) {
             ("ended", _) => return status.phase.clone(),
             (_, false) => "does not answer",
-            (_, true) if status.rates.paused => "paused",
-            (state, true) => state,
+            (state, true) => paused.as_deref().unwrap_or(state),
         };
         let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
         match status.phase.is_empty() {

@@ -20,7 +20,7 @@
 //! - [`cutovers`]: what came of a cutover, in words;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
-//! - [`options`]: how keys move;
+//! - [`options`]: how keys move; [`values`]: those of options, as they are written;
 //! - [`repair`]: finds and repairs what is wrong with a cluster, without jobs.
 //!
 //! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate
@@ -61,6 +61,7 @@ pub mod store;
 pub mod strangers;
 pub mod syncing;
 pub mod topology;
+pub mod values;
 
 pub use progress::JobProgress;
 

@@ -19,13 +19,12 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::native::NativePhase;
-use whimbrel_flow::budget::{RateChange, Rates};
-use whimbrel_flow::latency;
+use whimbrel_flow::budget::Rates;
+use whimbrel_flow::latency::{self, Watched, Written};
 
 use crate::clock::now_s;
 use crate::hooks::{HookSettings, JobHooks};
 use crate::job::{self, Record, View};
-use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport};
 use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer, take_back};
 use crate::store::{Entry, Journal, Kind, Status, Store};
@@ -168,8 +167,7 @@ impl Ready {
         *journal.latest().lock() = task.status();
         let view: Arc<View> = Arc::default();
         if let Task::External(record) = &task {
-            let TransferOptions { rate_keys: keys, rate_bytes: bytes, max_latency_ms, .. } = record.transfer;
-            view.progress.rates.change(RateChange { keys, bytes, max_latency_ms });
+            view.progress.rates.change(record.transfer.rates());
         }
         let asked = Asked::begin(&journal)?;
         if matches!(task, Task::External(_)) {
@@ -516,7 +514,13 @@ async fn go_on(
     cancel: &CancellationToken,
 ) -> Result<JobReport> {
     let fell_back = record.fell_back.clone();
-    let _watching = latency::watch(&view.progress.rates, vec![deployment.clone()]);
+    let target = record.job.target();
+    // It may have no slots yet.
+    let at = crate::view_of(deployment).await.ok();
+    let at = at.and_then(|view| view.node(target).map(|node| node.address.clone()));
+    let written = Written::Node(target.to_string(), at);
+    let watched = Watched { deployment: deployment.clone(), written };
+    let _watching = latency::watch(&view.progress.rates, vec![watched]);
     let report = job::run(record, journal, deployment.clone(), view, cancel.clone()).await?;
     let notice = fell_back.iter().map(|why| format!("the servers' own migration was left: {why}"));
     let notices = notice.chain(report.notices).collect();

@@ -22,6 +22,7 @@ pub mod copy;
 pub mod functions;
 pub mod journal;
 pub mod keys;
+pub mod lag;
 pub mod large;
 pub mod latency;
 pub mod legacy;

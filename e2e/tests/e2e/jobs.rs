@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
@@ -350,6 +350,98 @@ fn a_busy_server_slows_a_copy_down() {
     Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
 }
 
+/// With `--max-lag` a replica of the target that is behind slows a copy down.
+#[test]
+fn a_replica_that_is_behind_slows_a_copy_down() {
+    let place = Fixture::new();
+    let replica = Server::builder(Engine::Valkey91).start().expect("the replica starts");
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let port = place.target.port().to_string();
+    assert_eq!(replica.call(&["REPLICAOF", "127.0.0.1", &port]), redis::Value::Okay);
+    wait_until("it follows", || {
+        let info: String =
+            redis::cmd("INFO").arg("replication").query(&mut place.target.connection()).expect("INFO");
+        info.contains("state=online")
+    });
+    replica.suspend().expect("it is stopped");
+    let limits = ["--rate-keys", "500", "--max-lag", "1KiB", "--report", "1"];
+    let args = [&["copy", &from, &to, "--state-dir", place.state()], &limits[..]].concat();
+    let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+    let words = "a replica of the target is";
+    assert!(running.wait_for_text(words, PATIENCE), "{}{}", running.stdout(), running.stderr());
+    let job = place.open_job();
+    assert_eq!(job["max_lag"]["bytes"], 1_024, "{job:#}");
+    replica.resume().expect("it goes on");
+    let set = place.jobs(&["set", name_of(&job), "rate-keys=none", "max-lag=none"]).expect_code(0);
+    assert!(set.stdout.contains("no rate is set"), "{}", set.stdout);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+}
+
+/// A window that is closed for the next hour at least, and when it opens.
+fn closed_window() -> (String, String) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
+    let hour = |later: u64| (now / 3_600 + later) % 24;
+    (format!("{:02}:00-{:02}:00", hour(2), hour(3)), format!("paused until {:02}:00Z", hour(2)))
+}
+
+/// Waits until the only job runs and is paused so.
+#[track_caller]
+fn wait_until_paused(state: &str, paused: &str) -> Value {
+    wait_until("it is paused", || jobs(state, &[]).expect_code(0).stdout.contains(paused));
+    listed(state).pop().expect("it is there")
+}
+
+/// Outside of its window a job moves nothing, also after it was killed, and whoever resumes it does not open it.
+#[test]
+fn a_copy_keeps_to_its_window() {
+    let place = Fixture::new();
+    let (window, paused) = closed_window();
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let args = ["copy", &from, &to, "--state-dir", place.state(), "--between", &window];
+    let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+    let job = wait_until_paused(place.state(), &paused);
+    assert_eq!((&job["state"], &job["keys_moved"]), (&"running".into(), &0.into()), "{job:#}");
+    running.kill9();
+    let words = arguments(&place.open_job());
+    assert!(words.join(" ").contains(&format!("--between {window}Z")), "{words:?}");
+    let mut running = Invocation::new(&words).timeout(PATIENCE).spawn();
+    let shown = paused.to_uppercase();
+    assert!(running.wait_for_text(&shown, PATIENCE), "{words:?}: {}{}", running.stdout(), running.stderr());
+    let job = wait_until_paused(place.state(), &paused);
+    place.jobs(&["resume", name_of(&job)]).expect_code(0);
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(place.target.call(&["DBSIZE"]), redis::Value::Int(0), "it does not keep to its window");
+    let shown = place.jobs(&["show", name_of(&job)]).expect_code(0).stdout;
+    assert!(shown.contains(&format!("between {window}Z; {paused}")), "{shown}");
+    place.jobs(&["set", name_of(&job), "between=none"]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
+}
+
+/// It does not even attach to the source; its journal has the window.
+#[test]
+fn a_move_of_slots_keeps_to_its_window() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let (window, paused) = closed_window();
+    let mut running = scene.reshard("0-99", 1, &["--between", &window]).spawn();
+    wait_until_paused(state, &paused);
+    running.kill9();
+    let mut running = scene.jobs(&["resume"]).spawn();
+    let job = wait_until_paused(state, &paused);
+    std::thread::sleep(Duration::from_millis(1_500));
+    let info: String =
+        redis::cmd("INFO").arg("replication").query(&mut scene.cluster.connection_to(0)).expect("INFO");
+    assert!(info.contains("connected_slaves:0"), "it has attached: {info}");
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0);
+    jobs(state, &["set", name_of(&job), "between=none"]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 1);
+    let refused = scene.reshard("0-9", 0, &["--method", "native", "--between", &window]).run();
+    assert!(refused.expect_code(2).stdout.contains("--between"));
+}
+
 /// The only job, once its snapshot has begun.
 #[track_caller]
 fn once_it_moves_keys(state: &str, running: &mut Running) -> Value {
@@ -453,7 +545,7 @@ fn moves_of_slots_get_the_name_and_a_number() {
     names.sort_by_key(ToString::to_string);
     assert_eq!(names, ["east", "east-2"]);
     let refused = moves().run().expect_code(2);
-    assert!(refused.stderr.contains("the name east is taken"), "{}", refused.stderr);
+    assert!(refused.stdout.contains("the name east is taken"), "{}", refused.stdout);
     for name in ["east-2", "east"] {
         jobs(state, &["resume", name]).expect_code(0);
     }
@@ -472,6 +564,8 @@ fn what_cannot_be_steered_is_refused() {
         (&["set", name, "lanes=8"][..], "lanes cannot be changed while a job runs"),
         (&["set", name, "rate-keys=fast"], "rate-keys=fast"),
         (&["set", name], "RATE"),
+        (&["set", name, "between=5-6"], "01:00-05:00"),
+        (&["set", name, "max-lag=1s"], "from 2s on"),
         (&["pause", "nobody"], "there is no job nobody"),
     ] {
         let refused = place.jobs(words).expect_code(2);

@@ -15,7 +15,7 @@ use whimbrel_control::store::{Kind, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::budget::Rates;
+use whimbrel_flow::budget::{RateChange, Rates, Times};
 use whimbrel_flow::copy::DbPair;
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
@@ -60,7 +60,12 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         differences_max: args.list,
         from_replica: args.from_replicas,
         check_extra: !args.ignore_extra,
-        rates: Rates::new(args.rate_keys, None).with_max_latency(args.max_latency),
+        rates: Rates::of(RateChange {
+            keys: args.rate_keys,
+            max_latency_ms: args.max_latency,
+            times: args.between.map(Times::Between),
+            ..RateChange::default()
+        }),
         ..VerifyOptions::default()
     };
     let journal = open_journal(args, &options, &source, &target)?;
@@ -80,7 +85,8 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let store = Store::new(&folder);
     let begun_with =
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
-            .named(args.job.name.as_ref());
+            .named(args.job.name.as_ref())
+            .going_on_with("--between", args.between);
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
     let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);
@@ -146,6 +152,7 @@ fn scope(text: &str) -> Result<Scope> {
 
 /// A full verification of what a copy was about.
 pub fn options_after_copy(args: &CopyArgs, dbs: &[DbPair], check_extra: bool) -> Result<VerifyOptions> {
+    let times = args.limits.between.map(Times::Between);
     Ok(VerifyOptions {
         selection: args.which.names.selection()?,
         types: args.which.types.clone(),
@@ -153,6 +160,7 @@ pub fn options_after_copy(args: &CopyArgs, dbs: &[DbPair], check_extra: bool) ->
         retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
         from_replica: args.from_replicas,
         check_extra,
+        rates: Rates::of(RateChange { times, ..RateChange::default() }),
         ..VerifyOptions::default()
     })
 }

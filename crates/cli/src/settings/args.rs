@@ -11,7 +11,6 @@ mod front;
 mod moves;
 mod shared;
 mod sync;
-mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

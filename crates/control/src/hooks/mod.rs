@@ -295,7 +295,7 @@ fn between(before: &Status, now: &Status) -> Vec<HookEvent> {
     if before.moved != now.moved && !now.moved.is_empty() {
         events.push(HookEvent::HandedOver);
     }
-    match (before.rates.paused, now.rates.paused) {
+    match (before.rates.is_paused(), now.rates.is_paused()) {
         (false, true) => events.push(HookEvent::Paused),
         (true, false) => events.push(HookEvent::Unpaused),
         _ => {}

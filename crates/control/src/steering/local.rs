@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::budget::Rates;
+use whimbrel_flow::budget::{RateChange, Rates};
 use whimbrel_flow::journal;
 use whimbrel_flow::sync::{Ask, CutoverOptions};
 
@@ -96,6 +96,10 @@ impl LocalJob {
         LocalJob { kept: Some((store.clone(), id.to_owned())), ..self }
     }
 
+    fn kind(&self) -> Kind {
+        (self.look)().job.kind
+    }
+
     /// Whether somebody wants it to end for good.
     fn is_cancelled(&self) -> bool {
         self.is_cancelled.load(Ordering::Acquire)
@@ -109,10 +113,13 @@ impl LocalJob {
         let Some((cutovers, worded)) = &self.cutovers else {
             return Err(Refusal::unsupported("only a sync can be cut over"));
         };
-        if self.rates.now().paused {
-            let text =
-                "the sync is paused, so what is left would not arrive: whimbrel jobs resume has it go on";
-            return Err(Refusal { why: Why::Refused, text: text.to_owned() });
+        let now = self.rates.now();
+        if let Some(paused) = now.pause_in_words() {
+            let how = if now.paused { "resume" } else { "set NAME between=none" };
+            let text = format!(
+                "the sync is {paused}, so what is left would not arrive: whimbrel jobs {how} has it go on"
+            );
+            return Err(Refusal { why: Why::Refused, text });
         }
         let (answer, told) = oneshot::channel();
         let gone = || Error::own("cut over", "the sync has ended");
@@ -190,6 +197,10 @@ impl Steered for LocalJob {
                 // Should this process die now, others see it all the same.
                 store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
                 Ok(stood.into())
+            }
+            Request::Set(RateChange { max_lag: Some(_), .. }) if self.kind() == Kind::Verify => {
+                let text = "a verification writes nothing, so no replica falls behind for it";
+                Err(Refusal::unsupported(text))
             }
             other => steer(&self.rates, other).ok_or_else(|| {
                 Refusal::unsupported(

@@ -36,6 +36,8 @@ pub fn settings(moving: &MovingArgs, method: Method) -> Settings {
             rate_keys: moving.rate_keys,
             rate_bytes: moving.rate_bytes,
             max_latency_ms: moving.max_latency,
+            max_lag: moving.max_lag,
+            between: moving.between,
             stall_ms: moving.stall,
             ..TransferOptions::default()
         },

@@ -285,7 +285,8 @@ async fn attended(
     let store = Store::new(folder);
     let begun_with =
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed)
-            .named(given);
+            .named(given)
+            .going_on_with("--between", args.limits.between);
     let stop = stop.child_token();
     let rates = options.copy.rates.clone();
     let hooks = args.job.hooks.settings(Kind::Sync)?.begin(&store, &begun_with);

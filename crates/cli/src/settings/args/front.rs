@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::access::{SourceAccess, TargetAccess};
 use super::shared::{Beforehand, HookArgs, Show};
-use super::values::parse_ms;
+use whimbrel_control::values::parse_ms;
 
 /// `whimbrel front`.
 #[derive(Debug, Args)]

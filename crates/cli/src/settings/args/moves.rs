@@ -5,15 +5,17 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_control::daemon::NodePorts;
+use whimbrel_core::schedule::Window;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_flow::budget::RateChange;
+use whimbrel_flow::lag::MaxLag;
 
 use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
 use super::fleet::CoordinatorArgs;
 use super::shared::{Beforehand, HookArgs, JobArgs, Show};
-use super::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
+use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -107,6 +109,15 @@ pub struct MovingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
+    /// Move fewer keys while a replica of the target is further behind than this: 64MiB, or 5s (external)
+    #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
+    pub max_lag: Option<MaxLag>,
+
+    /// Move keys, and begin handovers, at this time of the day only: 01:00-05:00, which is UTC, or
+    /// 01:00-05:00+01:00 (external)
+    #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
+    pub between: Option<Window>,
+
     #[command(flatten)]
     pub job: JobArgs,
 
@@ -118,7 +129,7 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "name", "on", "state_dir", "native_stall", "stall",
+            "rate_bytes", "max_latency", "max_lag", "between", "name", "on", "state_dir", "native_stall", "stall",
     ])]
     pub server: Option<String>,
 
@@ -154,6 +165,8 @@ impl MovingArgs {
             (self.rate_keys.is_some(), "--rate-keys"),
             (self.rate_bytes.is_some(), "--rate-bytes"),
             (self.max_latency.is_some(), "--max-latency"),
+            (self.max_lag.is_some(), "--max-lag"),
+            (self.between.is_some(), "--between"),
         ]
         .into_iter()
         .find_map(|(given, name)| given.then_some(name))
@@ -397,7 +410,8 @@ pub enum JobsCommand {
     Set {
         /// Its name
         job: String,
-        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME: at most that, or none
+        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME: at most that, or none;
+        /// between=FROM-UNTIL, or none for any time of the day
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,
     },

@@ -7,14 +7,16 @@ use clap::Args;
 use whimbrel_control::hooks::{Hook, HookSettings};
 use whimbrel_control::naming::JobName;
 use whimbrel_control::store::Kind;
+use whimbrel_core::schedule::Window;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_engine::error::Result;
-use whimbrel_flow::{copy::LaneCounts, journal};
+use whimbrel_flow::budget::{RateChange, Rates, Times};
+use whimbrel_flow::{copy::LaneCounts, journal, lag::MaxLag};
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
-use super::values::{parse_bytes, parse_hook_timeout, parse_ms, parse_small};
+use whimbrel_control::values::{parse_bytes, parse_hook_timeout, parse_ms, parse_small};
 use whimbrel_core::select::parse_type;
 
 /// What the user may have answered already.
@@ -93,6 +95,14 @@ pub struct Limits {
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
+    /// Read fewer keys while a replica of the target is further behind than this: 64MiB, or 5s
+    #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
+    pub max_lag: Option<MaxLag>,
+
+    /// Move keys at this time of the day only: 01:00-05:00, which is UTC, or 01:00-05:00+01:00
+    #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
+    pub between: Option<Window>,
+
     /// Values in flight at any time; resident memory stays under this plus 64 MiB
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
         help_heading = "Limits")]
@@ -116,6 +126,19 @@ pub struct Limits {
         value_parser = clap::value_parser!(u32).range(1..=100_000),
           help_heading = "Limits")]
     pub scan_count: u32,
+}
+
+impl Limits {
+    /// How fast keys move, and when.
+    pub fn rates(&self) -> Rates {
+        Rates::of(RateChange {
+            keys: self.rate_keys,
+            bytes: self.rate_bytes,
+            max_latency_ms: self.max_latency,
+            max_lag: self.max_lag,
+            times: self.between.map(Times::Between),
+        })
+    }
 }
 
 /// Whether to go on with what was interrupted.

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::cluster::ClusterArgs;
 use super::shared::{Beforehand, JobArgs, Limits, Names, Resuming, Show, Sides};
-use super::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
+use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 use whimbrel_core::schedule::{When, Window, parse_time};
 
 /// How whimbrel follows changes.
