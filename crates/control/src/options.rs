@@ -53,6 +53,7 @@ impl TransferOptions {
             max_latency_ms: self.max_latency_ms,
             max_lag: self.max_lag,
             times: self.between.map(Times::Between),
+            memory_bytes: None,
         }
     }
 }

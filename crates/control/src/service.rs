@@ -264,14 +264,14 @@ impl Steered for Moving {
                 Ok(serde_json::Value::Null)
             }
             other => {
-                let steered = self.rates.get().and_then(|rates| steer(rates, other));
-                steered.ok_or_else(|| {
-                    Refusal::unsupported(match self.rates.get() {
+                let steered = self.rates.get().and_then(|rates| steer(rates, Kind::Move, other));
+                steered.unwrap_or_else(|| {
+                    Err(Refusal::unsupported(match self.rates.get() {
                         Some(_) => "a move of slots can be paused, resumed, set and cancelled",
                         None => {
                             "the servers move these slots themselves: that can be cancelled, not slowed down"
                         }
-                    })
+                    }))
                 })
             }
         }

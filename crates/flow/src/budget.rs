@@ -1,4 +1,4 @@
-//! What may be in flight at once, and how fast.
+//! How fast keys of a job move, and when.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use whimbrel_core::schedule::{TimeError, Window};
 use whimbrel_core::units::{
@@ -17,86 +17,7 @@ use whimbrel_core::units::{
 };
 
 use crate::lag::{Lag, MaxLag};
-
-/// Granularity of the memory budget.
-const UNIT_BYTES: u64 = 1 << 10;
-
-/// Bounds the bytes of values that have been read (or are being read) and not yet written. A reader waits
-/// until the writers have freed enough: a slow target slows the reading and never grows memory.
-#[derive(Debug, Clone)]
-pub struct MemoryBudget {
-    units: Arc<Semaphore>,
-    units_max: u32,
-}
-
-/// A part of the budget, given back when dropped.
-#[derive(Debug)]
-pub struct MemoryPermit {
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl MemoryPermit {
-    /// Gives back what is above `bytes`.
-    pub fn shrink_to(&mut self, bytes: u64) {
-        let units = usize::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(usize::MAX).max(1);
-        if let Some(permit) = &mut self.permit {
-            drop(permit.split(permit.num_permits().saturating_sub(units)));
-        }
-    }
-}
-
-impl MemoryBudget {
-    /// A budget of this many bytes.
-    pub fn new(bytes: u64) -> Self {
-        let units_max = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX >> 4).max(1);
-        // tokio bounds a semaphore at usize::MAX >> 3, far above u32::MAX >> 4.
-        MemoryBudget { units: Arc::new(Semaphore::new(units_max as usize)), units_max }
-    }
-
-    /// Waits for `bytes` of room. More than the whole budget is granted when everything else has drained, so
-    /// that a single large value can pass.
-    pub async fn take(&self, bytes: u64) -> MemoryPermit {
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).clamp(1, self.units_max);
-        // The semaphore is never closed; a permit is missing only if that changes, and then nothing is
-        // bounded less than before.
-        MemoryPermit { permit: self.units.clone().acquire_many_owned(units).await.ok() }
-    }
-}
-
-/// Bounds how many values are moved in chunks at once: a chunk is in memory on its way, up to several times
-/// over, and takes nothing from the [`MemoryBudget`].
-#[derive(Debug, Clone)]
-pub struct BigTransfers {
-    places: Arc<Semaphore>,
-}
-
-/// One transfer's place, given back when dropped.
-#[derive(Debug)]
-pub struct BigTransferPermit {
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-/// How many chunks one transfer may hold: the one being read with the buffer it arrives in, its copy as
-/// commands, and those commands on their way out, each with room to grow.
-const CHUNKS_PER_TRANSFER: u64 = 8;
-
-/// Most transfers at once; more only take turns on the servers.
-const TRANSFERS_MAX: u64 = 1 << 10;
-
-impl BigTransfers {
-    /// As many as fit in `memory_bytes` with chunks of `chunk_bytes`, and one at least.
-    pub fn new(memory_bytes: u64, chunk_bytes: u64) -> Self {
-        let one = chunk_bytes.max(1).saturating_mul(CHUNKS_PER_TRANSFER);
-        let places = (memory_bytes / one).clamp(1, TRANSFERS_MAX);
-        BigTransfers { places: Arc::new(Semaphore::new(places as usize)) }
-    }
-
-    /// Waits for a place. A transfer must not wait for a second one while it holds its own.
-    pub async fn start(&self) -> BigTransferPermit {
-        // As in `MemoryBudget::take`, the semaphore is never closed.
-        BigTransferPermit { _permit: self.places.clone().acquire_owned().await.ok() }
-    }
-}
+use crate::memory::MemoryBudget;
 
 /// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second.
 #[derive(Debug)]
@@ -143,6 +64,8 @@ struct Shared {
     lifted: AtomicUsize,
     /// Keys move at these times of the day alone.
     window: Mutex<Option<Window>>,
+    /// What bounds the values in flight, of a job that has such a bound, and how large somebody has made it.
+    memory: Mutex<(Option<MemoryBudget>, Option<u64>)>,
     /// Changes with everything that is steered, so that who waits looks again.
     pause: watch::Sender<Pause>,
 }
@@ -233,6 +156,9 @@ pub struct RateChange {
     /// When keys move at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
+    /// Bytes of values in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }
 
 /// At which times of the day keys move.
@@ -254,18 +180,19 @@ impl RateChange {
             max_latency_ms: later.max_latency_ms.or(self.max_latency_ms),
             max_lag: later.max_lag.or(self.max_lag),
             times: later.times.or(self.times),
+            memory_bytes: later.memory_bytes.or(self.memory_bytes),
         }
     }
 }
 
 /// As people write one of them: `rate-keys=1000`, `rate-bytes=10MiB`, `max-latency=5ms`, `max-lag=64MiB`,
-/// `between=01:00-05:00`, each with `none` for no bound.
+/// `between=01:00-05:00`, each with `none` for no bound; and `memory=64MiB`.
 impl FromStr for RateChange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RateChange, String> {
         const FORMS: &str = "write rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME or \
-            between=FROM-UNTIL, or none for no bound";
+            between=FROM-UNTIL, or none for no bound; or memory=BYTES";
         let (name, value) = text.split_once('=').ok_or(FORMS)?;
         let number = |parsed: Result<u64, ParseUnitError>| match value {
             "none" => Ok(Some(0)),
@@ -284,6 +211,10 @@ impl FromStr for RateChange {
                 let window = value.parse().map_err(|e: TimeError| e.to_string())?;
                 Ok(RateChange { times: Some(Times::Between(window)), ..none })
             }
+            "memory" => match parse_bytes(value) {
+                Ok(0) | Err(_) => Err("write memory=BYTES, more than nothing".to_owned()),
+                Ok(bytes) => Ok(RateChange { memory_bytes: Some(bytes), ..none }),
+            },
             other => Err(format!("{other} cannot be changed while a job runs; {FORMS}")),
         }
     }
@@ -310,6 +241,9 @@ pub struct RatesNow {
     /// When they move again, in seconds since the epoch, where it is none of these times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_until_s: Option<u64>,
+    /// Bytes of values in flight, where somebody has changed that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Whether no keys move until somebody says so.
     #[serde(default)]
     pub paused: bool,
@@ -336,7 +270,9 @@ impl fmt::Display for RatesNow {
         let latency = self.max_latency_ms.map(|ms| format!("slower where a server takes over {ms} ms"));
         let lag = self.max_lag.map(|lag| format!("slower where a replica is over {lag} behind"));
         let between = self.between.map(|window| format!("between {window}"));
-        let bounds: Vec<String> = [keys, bytes, latency, lag, between].into_iter().flatten().collect();
+        let memory = self.memory_bytes.map(|bytes| format!("values of {} in flight", format_bytes(bytes)));
+        let bounds: Vec<String> =
+            [keys, bytes, latency, lag, between, memory].into_iter().flatten().collect();
         let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
         write!(f, "{bounds}{}", self.pause_in_words().map(|words| format!("; {words}")).unwrap_or_default())
     }
@@ -372,8 +308,8 @@ impl Rates {
             strain: Strain::Latency(0.0),
         });
         let (taken, lifted) = (AtomicU64::new(0), AtomicUsize::new(0));
-        let (window, pause) = (Mutex::default(), watch::Sender::default());
-        Rates(Arc::new(Shared { keys, bytes, slowed, taken, lifted, window, pause }))
+        let (window, memory, pause) = (Mutex::default(), Mutex::default(), watch::Sender::default());
+        Rates(Arc::new(Shared { keys, bytes, slowed, taken, lifted, window, memory, pause }))
     }
 
     /// Those that are named; all others are no bound.
@@ -443,6 +379,16 @@ impl Rates {
         // Who waits for a rate is woken by changes alone.
         self.0.pause.send_if_modified(|pause| std::mem::replace(&mut pause.until_s, until_s) != until_s);
         window.is_some()
+    }
+
+    /// From now on it is changed with the rates how much memory values in flight may take.
+    pub(crate) fn steer_memory(&self, budget: &MemoryBudget) {
+        self.0.memory.lock().0 = Some(budget.clone());
+    }
+
+    /// Whether that can be changed.
+    pub fn steers_memory(&self) -> bool {
+        self.0.memory.lock().0.is_some()
     }
 
     /// Waits until the job is not paused.
@@ -523,6 +469,12 @@ impl Rates {
             };
             self.keep_window(now_s());
         }
+        if let Some(bytes) = change.memory_bytes
+            && let (Some(budget), changed) = &mut *self.0.memory.lock()
+        {
+            budget.resize(bytes);
+            *changed = Some(bytes);
+        }
         self.0.pause.send_modify(|_| {});
     }
 
@@ -538,32 +490,23 @@ impl Rates {
         let (max_latency_ms, max_lag) = (self.max_latency_ms(), self.max_lag());
         let (between, pause) = (*self.0.window.lock(), *self.0.pause.borrow());
         let Pause { by_user: paused, until_s: paused_until_s } = pause;
-        RatesNow { rate_keys, rate_bytes, max_latency_ms, max_lag, between, paused_until_s, paused }
+        let memory_bytes = self.0.memory.lock().1;
+        RatesNow {
+            rate_keys,
+            rate_bytes,
+            max_latency_ms,
+            max_lag,
+            between,
+            paused_until_s,
+            memory_bytes,
+            paused,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn big_transfers_fit_the_budget_and_one_always_runs() {
-        let places = |memory, chunk| BigTransfers::new(memory, chunk).places.available_permits();
-        assert_eq!(places(64 << 20, 1 << 20), 8);
-        assert_eq!(places(1, 1 << 20), 1);
-        assert_eq!(places(0, 0), 1);
-        assert_eq!(places(u64::MAX, 1), 1 << 10);
-    }
-
-    #[tokio::test]
-    async fn a_place_is_given_back() {
-        let transfers = BigTransfers::new(1, 1);
-        let first = transfers.start().await;
-        assert_eq!(transfers.places.available_permits(), 0);
-        drop(first);
-        drop(transfers.start().await);
-        assert_eq!(transfers.places.available_permits(), 1);
-    }
 
     #[test]
     fn so_many_pass_in_a_second() {
@@ -622,7 +565,14 @@ mod tests {
         };
         let (max_latency_ms, max_lag) = (Some(5), Some(MaxLag::NONE));
         let times = Some(Times::Between("01:00-05:00".parse().expect("a window")));
-        let change = RateChange { keys: Some(1_000), bytes: Some(0), max_latency_ms, max_lag, times };
+        let change = RateChange {
+            keys: Some(1_000),
+            bytes: Some(0),
+            max_latency_ms,
+            max_lag,
+            times,
+            memory_bytes: Some(8 << 20),
+        };
         assert_eq!(
             parsed(&[
                 "rate-keys=7",
@@ -632,11 +582,13 @@ mod tests {
                 "max-lag=5s",
                 "max-lag=none",
                 "between=01:00-05:00Z",
+                "memory=8MiB",
             ]),
             Ok(change)
         );
         let written = serde_json::to_string(&change).expect("JSON");
         assert_eq!(serde_json::from_str::<RateChange>(&written).expect("a change"), change);
+        assert!(parsed(&["memory=none"]).is_err_and(|why| why.contains("more than nothing")));
         assert!(parsed(&["between=1-5"]).is_err_and(|why| why.contains("01:00-05:00")));
         assert!(parsed(&["lanes=4"]).is_err_and(|why| why.starts_with("lanes cannot be changed")));
         assert!(parsed(&["max-latency"]).is_err());

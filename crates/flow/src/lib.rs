@@ -27,6 +27,7 @@ pub mod large;
 pub mod latency;
 pub mod legacy;
 pub mod losses;
+mod memory;
 pub mod modules;
 mod pipeline;
 pub mod progress;

@@ -428,7 +428,8 @@ fn a_move_of_slots_keeps_to_its_window() {
     let mut running = scene.reshard("0-99", 1, &["--between", &window]).spawn();
     wait_until_paused(state, &paused);
     running.kill9();
-    let mut running = scene.jobs(&["resume"]).spawn();
+    let resume = ["jobs", "resume", "--state-dir", state];
+    let mut running = Invocation::new(&resume).timeout(PATIENCE).spawn();
     let job = wait_until_paused(state, &paused);
     std::thread::sleep(Duration::from_millis(1_500));
     let info: String =
@@ -565,15 +566,32 @@ fn what_cannot_be_steered_is_refused() {
         (&["set", name, "rate-keys=fast"], "rate-keys=fast"),
         (&["set", name], "RATE"),
         (&["set", name, "between=5-6"], "01:00-05:00"),
+        (&["set", name, "memory=none"], "more than nothing"),
         (&["set", name, "max-lag=1s"], "from 2s on"),
         (&["pause", "nobody"], "there is no job nobody"),
     ] {
         let refused = place.jobs(words).expect_code(2);
         assert!(refused.stderr.contains(expected), "{words:?}: {}", refused.stderr);
     }
+    let set = place.jobs(&["set", name, "memory=1MiB"]).expect_code(0);
+    assert!(set.stdout.contains("500 keys a second, values of 1.0 MiB in flight"), "{}", set.stdout);
     running.kill9();
     let refused = place.jobs(&["pause", name]).expect_code(2);
     assert!(refused.stderr.contains("does not run: it was interrupted"), "{}", refused.stderr);
+}
+
+/// A verification writes nothing, and has no values in flight.
+#[test]
+fn what_a_verification_has_not_cannot_be_set() {
+    let place = Fixture::of("verify");
+    let mut running = place.start("verify", &[]);
+    let job = place.open_job();
+    for (setting, why) in [("max-lag=64MiB", "writes nothing"), ("memory=1MiB", "of a copy or a sync")] {
+        let refused = place.jobs(&["set", name_of(&job), setting, "rate-keys=7"]).expect_code(2);
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
+    assert_eq!(place.open_job()["rate_keys"], 500, "nothing was changed");
+    running.kill9();
 }
 
 /// From a copy that was steered: its events, also while they happen; one document, as JSON and as a page; and

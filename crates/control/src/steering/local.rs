@@ -144,15 +144,27 @@ impl LocalJob {
     }
 }
 
-/// Does what changes nothing but how fast keys move; `None` for other requests.
-pub(crate) fn steer(rates: &Rates, request: Request) -> Option<Value> {
+/// Does what changes nothing but how fast keys move; `None` for other requests. What a job of this kind cannot
+/// change is refused.
+pub(crate) fn steer(
+    rates: &Rates,
+    kind: Kind,
+    request: Request,
+) -> Option<std::result::Result<Value, Refusal>> {
+    let refused = |text: &str| Some(Err(Refusal::unsupported(text)));
     match request {
+        Request::Set(RateChange { max_lag: Some(_), .. }) if kind == Kind::Verify => {
+            return refused("a verification writes nothing, so no replica falls behind for it");
+        }
+        Request::Set(RateChange { memory_bytes: Some(_), .. }) if !rates.steers_memory() => {
+            return refused("memory can be changed of a copy or a sync whose keys move; nothing was changed");
+        }
         Request::Pause => rates.pause(true),
         Request::Resume => rates.pause(false),
         Request::Set(change) => rates.change(change),
         _ => return None,
     }
-    Some(serde_json::to_value(rates.now()).unwrap_or_default())
+    Some(Ok(serde_json::to_value(rates.now()).unwrap_or_default()))
 }
 
 /// Why something was not done that may have been begun.
@@ -198,14 +210,9 @@ impl Steered for LocalJob {
                 store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
                 Ok(stood.into())
             }
-            Request::Set(RateChange { max_lag: Some(_), .. }) if self.kind() == Kind::Verify => {
-                let text = "a verification writes nothing, so no replica falls behind for it";
+            other => steer(&self.rates, self.kind(), other).unwrap_or_else(|| {
+                let text = "this job can be paused, resumed, set and cancelled, and a sync be cut over";
                 Err(Refusal::unsupported(text))
-            }
-            other => steer(&self.rates, other).ok_or_else(|| {
-                Refusal::unsupported(
-                    "this job can be paused, resumed, set and cancelled, and a sync be cut over",
-                )
             }),
         }
     }

@@ -90,7 +90,7 @@ impl Store {
         if !path.exists() {
             return Err(self.fail(id, &"there is no such job").with_remedy(Remedy::ListJobs));
         }
-        let documents = RedbDocuments::open(&path).map_err(|e| match e {
+        let documents = RedbDocuments::open_soon(&path).map_err(|e| match e {
             OpenError::InUse => {
                 self.fail(id, &"another whimbrel is running this job").with_remedy(Remedy::WaitOrCancelJob)
             }

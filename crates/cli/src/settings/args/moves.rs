@@ -411,7 +411,7 @@ pub enum JobsCommand {
         /// Its name
         job: String,
         /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME: at most that, or none;
-        /// between=FROM-UNTIL, or none for any time of the day
+        /// between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a sync
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,
     },

@@ -137,6 +137,7 @@ impl Limits {
             max_latency_ms: self.max_latency,
             max_lag: self.max_lag,
             times: self.between.map(Times::Between),
+            memory_bytes: None,
         })
     }
 }
