@@ -1,4 +1,5 @@
-//! `./dev bench latency`: how long clients of a source wait while it is copied, with `--max-latency` and without.
+//! `./dev bench latency`: how long clients of a source wait while it is copied, with `--max-latency` and
+//! without.
 
 use std::process::Stdio;
 use std::thread;
@@ -18,8 +19,8 @@ use crate::exit::Exit;
 use crate::machine::{Machine, engine};
 use crate::report::aligned;
 
-/// Connections of the load.
-const CLIENTS: u32 = 8;
+/// Connections of the load: enough for the rate where each answer takes as long as a limit allows.
+const CLIENTS: u32 = 64;
 
 /// How long the load is alone before a copy begins, and how long a copy has to find its pace.
 const BEFORE: Duration = Duration::from_secs(3);
@@ -44,7 +45,7 @@ pub struct BenchLatencyArgs {
     pub value_bytes: usize,
 
     /// Commands a second of clients, one SET in eleven
-    #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: u32,
 
     /// Limits to copy with, in milliseconds; repeatable or with commas

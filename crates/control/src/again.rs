@@ -1,9 +1,10 @@
-//! What goes on with a copy, a verification or a sync that was interrupted, as arguments for whimbrel, but for
-//! users, passwords and TLS, which are written down nowhere.
+//! What goes on with a copy, a verification or a sync that was interrupted, as arguments for whimbrel, but
+//! for users, passwords and TLS, which are written down nowhere.
 
 use serde_json::{Value, json};
 use whimbrel_flow::copy::Existing;
 
+use crate::naming::written;
 use crate::store::Kind;
 
 /// What goes on with a copy, a verification or a sync, as arguments for whimbrel. `None` for one that cannot
@@ -26,7 +27,7 @@ pub fn arguments(kind: Kind, described: &Value) -> Option<Vec<String>> {
             let text = value.as_str().map(str::to_owned);
             let text = text.or_else(|| pair(&value["source"], &value["target"]));
             let text = text.or_else(|| pair(&value[0], &value[1]));
-            words.extend(text.into_iter().flat_map(|text| [format!("--{name}"), text]));
+            words.extend(text.into_iter().flat_map(|text| [written(name), text]));
         }
     };
     option("db", &described["db"]);
@@ -39,18 +40,18 @@ pub fn arguments(kind: Kind, described: &Value) -> Option<Vec<String>> {
     option("type", &described["types"]);
     option("slots", &json!([described["slots"]]));
     let existing = described["existing"].as_str();
-    words.extend((existing == Some(Existing::Skip.described())).then(|| "--skip".to_owned()));
-    words.extend((existing == Some(Existing::Fail.described())).then(|| "--fail".to_owned()));
+    words.extend((existing == Some(Existing::Skip.described())).then(|| written("skip")));
+    words.extend((existing == Some(Existing::Fail.described())).then(|| written("fail")));
     if kind == Kind::Verify {
         let depth = described["depth"].as_str().map(str::to_lowercase);
-        words.extend(depth.into_iter().flat_map(|depth| ["--depth".to_owned(), depth]));
+        let tolerance = described["ttl_tolerance_ms"].as_u64().map(|ms| format!("{ms}ms"));
         let sample = described["sample"].as_str().map(str::to_owned);
-        words.extend(sample.into_iter().flat_map(|sample| ["--sample".to_owned(), sample]));
-        let tolerance = described["ttl_tolerance_ms"].as_u64();
-        words.extend(tolerance.into_iter().flat_map(|ms| ["--ttl-tolerance".to_owned(), format!("{ms}ms")]));
-        words.extend((described["check_extra"] == false).then(|| "--ignore-extra".to_owned()));
+        for (name, text) in [("depth", depth), ("sample", sample), ("ttl-tolerance", tolerance)] {
+            words.extend(text.into_iter().flat_map(|text| [written(name), text]));
+        }
+        words.extend((described["check_extra"] == false).then(|| written("ignore-extra")));
     }
-    words.push("--resume".to_owned());
+    words.push(written("resume"));
     Some(words)
 }
 

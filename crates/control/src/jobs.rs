@@ -120,8 +120,8 @@ impl Jobs {
         Some(Entry { status, running: job.running })
     }
 
-    /// The job that is meant: by its name, or the beginning of it. Of several to which their user has given the
-    /// same name it is the one that has not ended, else the one that ended last.
+    /// The job that is meant: by its name, or the beginning of it. Of several to which their user has given
+    /// the same name it is the one that has not ended, else the one that ended last.
     ///
     /// # Errors
     /// `Options` where it is none, or could be several; `Own` where the folder cannot be read.

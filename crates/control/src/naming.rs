@@ -68,6 +68,11 @@ impl FromStr for JobName {
     }
 }
 
+/// How an option is written on a command line.
+pub(crate) fn written(option: &str) -> String {
+    format!("--{option}")
+}
+
 /// The short name of the job that is described so.
 pub fn job_of(description: &str) -> String {
     format!("{:016x}", xxh3_64(description.as_bytes()))

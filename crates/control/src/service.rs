@@ -291,8 +291,8 @@ pub async fn ask(store: &Store, id: &str, request: Request, what: &str) -> Resul
     answer.outcome.map_err(refused)
 }
 
-/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name is `wanted`, or
-/// begins so; where that is empty it is the only one. Says which it is, and whether anything was ordered.
+/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name is `wanted`,
+/// or begins so; where that is empty it is the only one. Says which it is, and whether anything was ordered.
 ///
 /// # Errors
 /// `Options` where there is none, or more than one; as [`ask`] where it runs.

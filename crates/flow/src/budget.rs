@@ -677,7 +677,7 @@ mod tests {
         let rates = Rates::of(RateChange { times: Some(Times::Between(closed)), ..RateChange::default() });
         assert!(waits(rates.take_keys(1)).await);
         rates.pause(false);
-        assert!(waits(rates.take_bytes(1)).await, "whoever resumes it does not open the window");
+        assert!(waits(rates.take_bytes(1)).await, "to resume it does not open the window");
         let noon_s = 1_000_000 * 86_400 + 12 * 3_600;
         let night =
             RateChange { times: Some(Times::Between(window("22:00-02:30"))), ..RateChange::default() };

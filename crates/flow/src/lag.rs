@@ -83,7 +83,8 @@ impl Lag {
         match (self, allowed) {
             (Lag::Bytes(bytes), MaxLag::Bytes(most)) if most > 0 => bytes as f64 / most as f64,
             (Lag::Ms(ms), MaxLag::Ms(most)) if most > 0 => ms as f64 / most as f64,
-            // What is written meanwhile waits in the primary's memory, which is bounded: then it begins again.
+            // What is written meanwhile waits in the primary's memory, which is bounded: beyond that it
+            // begins again.
             (Lag::Anew, _) => 2.0,
             _ => 0.0,
         }

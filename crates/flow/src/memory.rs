@@ -97,8 +97,8 @@ impl MemoryBudget {
             let resized = self.0.resized.notified();
             let units = units_of(bytes).min(self.0.size.lock().max);
             tokio::select! {
-                // The semaphore is never closed; a permit is missing only if that changes, and then nothing is
-                // bounded less than before.
+                // The semaphore is never closed; a permit is missing only if that changes, and then nothing
+                // is bounded less than before.
                 permit = self.0.units.clone().acquire_many_owned(units) => {
                     return MemoryPermit { budget: self.0.clone(), permit: permit.ok() };
                 }

@@ -351,7 +351,8 @@ fn names(hooks: &[(String, Value, String)]) -> Vec<&str> {
     hooks.iter().map(|(name, _, _)| name.as_str()).collect()
 }
 
-/// One of each batch that is handed over, and those of the job; another process that goes on with it has its own.
+/// One of each batch that is handed over, and those of the job; another process that goes on with it has its
+/// own.
 #[test]
 fn a_move_of_slots_has_hooks() {
     let scene = Cluster::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();

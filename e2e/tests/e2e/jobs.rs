@@ -391,7 +391,7 @@ fn wait_until_paused(state: &str, paused: &str) -> Value {
     listed(state).pop().expect("it is there")
 }
 
-/// Outside of its window a job moves nothing, also after it was killed, and whoever resumes it does not open it.
+/// Outside of its window a job moves nothing, also after it was killed. To resume it does not open it.
 #[test]
 fn a_copy_keeps_to_its_window() {
     let place = Fixture::new();
@@ -481,8 +481,8 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     assert_eq!(scene.cluster.total_keys().expect("a number"), filled);
 }
 
-/// By the name that its user gives it a job is listed, steered, gone on with and reported on; until it has ended
-/// no other job gets that name.
+/// By the name that its user gives it a job is listed, steered, gone on with and reported on; until it has
+/// ended no other job gets that name.
 #[test]
 fn a_job_is_found_by_the_name_that_its_user_gives_it() {
     let place = Fixture::new();

@@ -86,7 +86,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let begun_with =
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
             .named(args.job.name.as_ref())
-            .going_on_with("--between", args.between);
+            .going_on_with("between", args.between);
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
     let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);

@@ -40,8 +40,8 @@ pub enum HookEvent {
     CutOver,
     /// It was stopped, and can go on.
     Stopped,
-    /// An error has stopped it. A move of slots may have ended with it, and comes to [`HookEvent::Ended`] then; else
-    /// the job can go on.
+    /// An error has stopped it. A move of slots may have ended with it, and comes to [`HookEvent::Ended`]
+    /// then; else the job can go on.
     Failed,
     /// Nothing is left to be done for it.
     Ended,

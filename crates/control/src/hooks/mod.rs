@@ -8,8 +8,8 @@
 //! - Those that a cutover waits for are run by it at their exact moment: see
 //!   [`whimbrel_flow::sync::Hooks`].
 //!
-//! **Bounds.** Each command has a limited time, after which it is killed. Of what it prints the end is kept. A
-//! webhook has the same time, with all its tries.
+//! **Bounds.** Each command has a limited time, after which it is killed. Of what it prints the end is kept.
+//! A webhook has the same time, with all its tries.
 //! At the end of a job those that wait have twice the limit together, and what comes with the end has the
 //! limit of each once more.
 
@@ -116,11 +116,11 @@ impl HookSettings {
     pub fn check(self, kind: Kind) -> Result<HookSettings> {
         let refused = |what: String| Error::options(Side::Own, "read the options", what);
         if self.hooks.len() > HOOKS_MAX {
-            return Err(refused(format!("--on can be given {HOOKS_MAX} times at most")));
+            return Err(refused(format!("a job has {HOOKS_MAX} hooks at most")));
         }
         match self.hooks.iter().find(|hook| !hook.event.is_of(kind)) {
             Some(hook) => {
-                let what = format!("--on {}: that does not happen to a {}", hook.event, kind.word());
+                let what = format!("a hook of {}: that does not happen to a {}", hook.event, kind.word());
                 Err(refused(what).with_remedy(format!("there are: {}", HookEvent::names_of(kind))))
             }
             None => Ok(self),
@@ -168,8 +168,8 @@ impl JobHooks {
         self.notify(if is_resumed { HookEvent::Resumed } else { HookEvent::Begun }, now);
     }
 
-    /// Does the `work` of a job that moves slots, of which others see how it stands in `latest`; what is run at its
-    /// events is run meanwhile and after it.
+    /// Does the `work` of a job that moves slots, of which others see how it stands in `latest`; what is run
+    /// at its events is run meanwhile and after it.
     pub(crate) async fn attend<T>(
         &self,
         is_resumed: bool,

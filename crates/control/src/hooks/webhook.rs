@@ -89,9 +89,7 @@ impl FromStr for Webhook {
     fn from_str(text: &str) -> Result<Webhook, String> {
         let url = Url::parse(text).map_err(|e| format!("that is no address of a webhook: {e}"))?;
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(
-                "a webhook's address has no user and no password: sign it (--hook-secret-file)".into()
-            );
+            return Err("a webhook's address has no user and no password: have it signed".into());
         }
         let is_here = match url.host() {
             Some(Host::Domain(name)) => name == "localhost",

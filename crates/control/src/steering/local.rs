@@ -144,8 +144,8 @@ impl LocalJob {
     }
 }
 
-/// Does what changes nothing but how fast keys move; `None` for other requests. What a job of this kind cannot
-/// change is refused.
+/// Does what changes nothing but how fast keys move; `None` for other requests. What a job of this kind
+/// cannot change is refused.
 pub(crate) fn steer(
     rates: &Rates,
     kind: Kind,

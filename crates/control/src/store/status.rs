@@ -5,7 +5,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_time;
 use whimbrel_flow::budget::RatesNow;
 
-use crate::naming::JobName;
+use crate::naming::{JobName, written};
 
 /// How a sync ended whose target has taken over.
 pub const CUT_OVER: &str = "cut over";
@@ -166,14 +166,14 @@ impl Status {
     pub fn named(self, given: Option<&JobName>) -> Status {
         let name = given.map(ToString::to_string).or_else(|| self.name.clone());
         let again = name.clone();
-        Status { name, ..self.going_on_with("--name", again) }
+        Status { name, ..self.going_on_with("name", again) }
     }
 
     /// The same, whose command that goes on with it has this option as well, where it has a value.
     #[must_use]
     pub fn going_on_with(mut self, option: &str, value: Option<impl ToString>) -> Status {
         if let Some(value) = value.filter(|_| !self.again.is_empty()) {
-            self.again.extend([option.to_owned(), value.to_string()]);
+            self.again.extend([written(option), value.to_string()]);
         }
         self
     }

@@ -27,7 +27,8 @@ pub struct FrontJob {
 }
 
 impl FrontJob {
-    /// One that began so, with what is run at its events. `finished` is cancelled when it has nothing left to do.
+    /// One that began so, with what is run at its events. `finished` is cancelled when it has nothing left to
+    /// do.
     pub fn new(
         control: Arc<Control>,
         finished: CancellationToken,

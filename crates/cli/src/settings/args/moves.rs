@@ -129,7 +129,8 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "max_lag", "between", "name", "on", "state_dir", "native_stall", "stall",
+            "rate_bytes", "max_latency", "max_lag", "between", "name", "on", "state_dir", "native_stall",
+            "stall",
     ])]
     pub server: Option<String>,
 
