@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::before::BenchBeforeArgs;
 use crate::copy::BenchCopyArgs;
 use crate::front::BenchFrontArgs;
+use crate::latency::BenchLatencyArgs;
 use crate::partitions::BenchPartitionsArgs;
 use crate::pattern::BenchPatternArgs;
 use crate::reshard::BenchReshardArgs;
@@ -36,6 +37,8 @@ pub enum Bench {
     Copy(BenchCopyArgs),
     /// Going through the front, beside a direct connection and, where it is on PATH, nutcracker
     Front(BenchFrontArgs),
+    /// What clients of a source wait for while it is copied, with --max-latency and without
+    Latency(BenchLatencyArgs),
     /// Moving partitions between members of a fleet, by its size, beside sending them the whole table
     Partitions(BenchPartitionsArgs),
     /// Keys that match a pattern, beside a loop and beside stages of workers

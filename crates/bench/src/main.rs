@@ -16,6 +16,7 @@ mod contender;
 mod copy;
 mod exit;
 mod front;
+mod latency;
 mod machine;
 mod partitions;
 mod pattern;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Bench::Before(args) => before::run(&args),
         Bench::Copy(args) => copy::run(&args),
         Bench::Front(args) => front::run(&args),
+        Bench::Latency(args) => latency::run(&args),
         Bench::Partitions(args) => partitions::run(&args),
         Bench::Pattern(args) => pattern::run(&args),
         Bench::Reshard(args) => reshard::run(&args),

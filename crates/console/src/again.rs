@@ -1,70 +1,14 @@
-//! The command that goes on with a job that was interrupted, but for users, passwords and TLS, which are
-//! written down nowhere.
+//! The command that goes on with a job that was interrupted.
 
 use std::path::Path;
 
-use serde_json::{Value, json};
 use whimbrel_control::store::{Kind, Status};
-use whimbrel_flow::copy::Existing;
 use whimbrel_terminal::plain::quoted;
-
-/// What goes on with a copy, a verification or a sync, as arguments for whimbrel. `None` for one that cannot
-/// go on.
-pub fn arguments(kind: Kind, described: &Value) -> Option<Vec<String>> {
-    if !described["limit"].is_null() {
-        return None;
-    }
-    let mut words = vec![kind.word().to_owned()];
-    for (place, side) in ["source", "target"].into_iter().enumerate() {
-        let address = described[side].as_str()?;
-        words.push(match described["databases"][place].as_u64() {
-            Some(db) => format!("redis://{address}/{db}"),
-            None => address.to_owned(),
-        });
-    }
-    let mut option = |name: &str, values: &Value| {
-        for value in values.as_array().into_iter().flatten() {
-            let pair = |from: &Value, to: &Value| Some(format!("{}:{}", from.as_u64()?, to.as_u64()?));
-            let text = value.as_str().map(str::to_owned);
-            let text = text.or_else(|| pair(&value["source"], &value["target"]));
-            let text = text.or_else(|| pair(&value[0], &value[1]));
-            words.extend(text.into_iter().flat_map(|text| [format!("--{name}"), text]));
-        }
-    };
-    option("db", &described["db"]);
-    // A cluster has one database only, and need not be told.
-    if ![json!([{"source": 0, "target": 0}]), json!([[0, 0]])].contains(&described["dbs"]) {
-        option("db", &described["dbs"]);
-    }
-    option("match", &described["match"]);
-    option("exclude", &described["exclude"]);
-    option("type", &described["types"]);
-    option("slots", &json!([described["slots"]]));
-    let existing = described["existing"].as_str();
-    words.extend((existing == Some(Existing::Skip.described())).then(|| "--skip".to_owned()));
-    words.extend((existing == Some(Existing::Fail.described())).then(|| "--fail".to_owned()));
-    if kind == Kind::Verify {
-        let depth = described["depth"].as_str().map(str::to_lowercase);
-        words.extend(depth.into_iter().flat_map(|depth| ["--depth".to_owned(), depth]));
-        let sample = described["sample"].as_str().map(str::to_owned);
-        words.extend(sample.into_iter().flat_map(|sample| ["--sample".to_owned(), sample]));
-        let tolerance = described["ttl_tolerance_ms"].as_u64();
-        words.extend(tolerance.into_iter().flat_map(|ms| ["--ttl-tolerance".to_owned(), format!("{ms}ms")]));
-        words.extend((described["check_extra"] == false).then(|| "--ignore-extra".to_owned()));
-    }
-    words.push("--resume".to_owned());
-    Some(words)
-}
-
-/// As [`arguments`], of what is written in the journal.
-pub fn of_description(kind: Kind, description: &str) -> Option<Vec<String>> {
-    arguments(kind, &serde_json::from_str(description).ok()?)
-}
 
 /// What goes on with an interrupted job, as a shell takes it. `None` for one that cannot go on.
 pub fn command(status: &Status, folder: Option<&Path>) -> Option<String> {
     let mut words = match status.kind {
-        Kind::Move => ["jobs", "resume", &status.id].map(str::to_owned).to_vec(),
+        Kind::Move => ["jobs", "resume", status.label()].map(str::to_owned).to_vec(),
         _ if status.again.is_empty() => return None,
         _ => status.again.clone(),
     };
@@ -79,41 +23,15 @@ pub fn command(status: &Status, folder: Option<&Path>) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn goes_on(kind: Kind, described: &Value, folder: Option<&Path>) -> Option<String> {
-        let again = arguments(kind, described).unwrap_or_default();
-        command(&Status { kind, again, ..Status::default() }, folder)
-    }
-
     #[test]
-    fn the_command_has_what_made_the_job_this_one() {
-        let mut copy = json!({
-            "source": "a:1", "target": "b:2", "dbs": [{"source": 0, "target": 0}, {"source": 1, "target": 3}],
-            "match": ["u:*"], "exclude": [], "types": ["hash"], "slots": null,
-            "existing": Existing::Skip.described(), "limit": null,
-        });
+    fn the_command_is_as_a_shell_takes_it() {
+        let again = ["copy", "a:1", "--match", "u:*", "--exclude", "it's"].map(str::to_owned).to_vec();
+        let copy = Status { kind: Kind::Copy, again, ..Status::default() };
         assert_eq!(
-            goes_on(Kind::Copy, &copy, Some(Path::new("/x y"))).expect("it can go on"),
-            "whimbrel copy a:1 b:2 --db 0:0 --db 1:3 --match 'u:*' --type hash --skip --resume --state-dir \
-                '/x y'"
+            command(&copy, Some(Path::new("/x y"))).expect("it can go on"),
+            "whimbrel copy a:1 --match 'u:*' --exclude 'it'\\''s' --state-dir '/x y'"
         );
-        copy["limit"] = json!(5);
-        assert_eq!(goes_on(Kind::Copy, &copy, None), None);
-        let sync = json!({
-            "kind": "sync", "source": "a:1", "target": "b:2", "databases": [1, null], "db": [], "match": [],
-            "exclude": ["it's"], "slots": "0-5,9",
-        });
-        assert_eq!(
-            goes_on(Kind::Sync, &sync, None).expect("it can go on"),
-            "whimbrel sync redis://a:1/1 b:2 --exclude 'it'\\''s' --slots 0-5,9 --resume"
-        );
-        let verify = json!({
-            "source": "a:1", "target": "b:2", "dbs": [[0, 0]], "match": [], "exclude": [], "types": [],
-            "slots": null, "depth": "Full", "sample": "10%", "ttl_tolerance_ms": 250, "check_extra": false,
-        });
-        assert_eq!(
-            goes_on(Kind::Verify, &verify, None).expect("it can go on"),
-            "whimbrel verify a:1 b:2 --depth full --sample 10% --ttl-tolerance 250ms --ignore-extra --resume"
-        );
+        assert_eq!(command(&Status { again: Vec::new(), ..copy }, None), None);
         let moves = Status { id: "m1".to_owned(), ..Status::default() };
         assert_eq!(command(&moves, None).expect("it can go on"), "whimbrel jobs resume m1");
     }

@@ -12,7 +12,6 @@ use whimbrel_control::jobs::Jobs;
 use whimbrel_control::lobby::Guesses;
 use whimbrel_engine::tls::Acceptor;
 
-use crate::again;
 use crate::audit::Audit;
 use crate::mover::Mover;
 use crate::plans::Plans;
@@ -59,6 +58,6 @@ pub(crate) struct Inner {
 impl Inner {
     /// The jobs of the folder.
     pub(crate) fn jobs(&self) -> Jobs {
-        Jobs::of(&self.options.state_dir, again::arguments)
+        Jobs::of(&self.options.state_dir)
     }
 }

@@ -55,6 +55,7 @@ impl RatesWanted {
             keys: asked(self.rate_keys),
             bytes: asked(self.rate_bytes),
             max_latency_ms: asked(self.max_latency_ms),
+            ..RateChange::default()
         }
     }
 }

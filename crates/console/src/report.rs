@@ -17,7 +17,7 @@ pub fn page_of(document: &Value) -> String {
     let took_ms = status.updated_s.saturating_sub(status.created_s).saturating_mul(1_000);
     let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
     let mut lines = vec![
-        ("job", status.id.clone()),
+        ("job", status.label().to_owned()),
         ("from, to", status.between()),
         ("started", format_time(status.created_s)),
         (if status.ended { "ended" } else { "as of" }, format_time(status.updated_s)),

@@ -26,7 +26,6 @@ use whimbrel_control::clock::now_ms;
 use whimbrel_control::jobs::Jobs;
 use whimbrel_control::store::{Entry, Kind};
 
-use crate::again;
 use crate::failure::{Answer, Failure};
 
 /// How many assessments run at once, and how many are kept.
@@ -335,7 +334,7 @@ impl Runs {
     /// All jobs of the folder.
     async fn jobs(&self) -> Answer<Vec<Entry>> {
         let folder = self.state_dir.clone();
-        let listing = tokio::task::spawn_blocking(move || Jobs::of(&folder, again::arguments).all());
+        let listing = tokio::task::spawn_blocking(move || Jobs::of(&folder).all());
         Ok(listing.await.map_err(|e| Failure::conflict(e.to_string()))??)
     }
 

@@ -84,6 +84,9 @@ impl Shown {
     /// second.
     pub fn new(seen: &Seen, goes_on: Option<String>, pace: Option<f64>) -> Shown {
         let mut object = seen.as_object(goes_on);
+        // A name that its user gave can be that of several that have ended: it is shown beside.
+        object["given_name"] = object["name"].take();
+        object["name"] = json!(seen.entry.status.id);
         let Entry { status, running } = &seen.entry;
         let pace = pace.filter(|_| *running);
         let left = status.keys.saturating_sub(status.keys_moved) as f64;

@@ -6,19 +6,20 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::sync::{FrontOrder, FrontStand, Fronts, Told};
 
 use crate::failpoint::{self, When};
+use crate::hooks::{HookSettings, JobHooks};
 use crate::naming::job_of;
+use crate::private::open_lock;
 use crate::steering::{Answer, Attended, Call, Refusal, Request, Steered, Why, beginning_at};
 use crate::store::{Entry, Kind, Status, Store};
 
@@ -86,6 +87,11 @@ impl FrontFiles {
     /// How the front stands that begins.
     pub fn beginning(&self) -> Status {
         self.beginning.clone()
+    }
+
+    /// What is run at events of the front that begins.
+    pub fn begin_hooks(&self, hooks: &HookSettings) -> Option<Arc<JobHooks>> {
+        hooks.begin(&self.store, &self.beginning)
     }
 
     /// Shows the front to others and takes their requests.
@@ -189,12 +195,6 @@ async fn send(socket: &Path, order: FrontOrder) -> Result<FrontStand> {
 fn running(store: &Store) -> Result<Vec<Entry>> {
     let fronts = store.list()?.into_iter().filter(|entry| entry.status.kind == Kind::Front && entry.running);
     Ok(fronts.collect())
-}
-
-/// Opens a file to lock it, and makes it where it is not there. A symbolic link is not followed.
-fn open_lock(path: &Path) -> std::io::Result<File> {
-    let flags = OFlag::O_NOFOLLOW.bits();
-    File::options().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// As a part of the name of a file.

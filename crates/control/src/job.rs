@@ -61,6 +61,9 @@ pub struct Record {
     /// Why the servers' own migration was left, by which the job was begun.
     #[serde(default)]
     pub fell_back: Option<String>,
+    /// What its user calls it.
+    #[serde(default)]
+    pub name: Option<String>,
     /// The job itself.
     pub job: Job,
 }
@@ -79,6 +82,7 @@ impl Record {
             batch_keys: Vec::new(),
             silent: None,
             fell_back: None,
+            name: None,
             job,
         }
     }
@@ -275,6 +279,10 @@ async fn drive(
         // Writers do not wait for a file that nothing depends on.
         *latest.lock() = (!is_sealed).then(|| status_now(record, view));
         let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
+        if begins_more(&effect.action) && view.progress.rates.now().is_paused() {
+            // One that is cancelled meanwhile is rolled back by what comes of the effect.
+            cancel.run_until_cancelled(view.progress.rates.until_open()).await;
+        }
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
         failpoint::reached(name, When::Before, batch).await;
@@ -311,6 +319,12 @@ async fn drive(
             view.progress.end_batch(keys_handed_over);
         }
     }
+}
+
+/// Whether a job that is paused does not begin this: it would attach to the source, move keys, or lead to a
+/// handover.
+fn begins_more(action: &Action) -> bool {
+    matches!(action, Action::MarkImporting | Action::Attach | Action::Snapshot | Action::CatchUp { .. })
 }
 
 /// Writes the job down. Where the disk is full it waits for room, unless writers wait as well, or somebody
@@ -363,6 +377,7 @@ pub fn status(record: &Record) -> Status {
     let (keys_moved, keys) = record.keys();
     Status {
         id: job.id().to_string(),
+        name: record.name.clone(),
         keys,
         keys_moved,
         cluster: record.cluster.clone(),

@@ -13,6 +13,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_flow::journal::{self, Unfinished};
 
+use crate::again;
 use crate::clock::now_s;
 use crate::steering;
 use crate::store::{Entry, Event, Kind, Status, Store};
@@ -26,16 +27,12 @@ const LOOK_PERIOD: Duration = Duration::from_millis(100);
 /// How often it is looked for more events.
 const EVENTS_PERIOD: Duration = Duration::from_millis(500);
 
-/// What goes on with a job of this kind that is described so, as arguments; `None` for one that cannot go on.
-pub type Again = fn(Kind, &Value) -> Option<Vec<String>>;
-
 /// The jobs of a state folder.
 #[derive(Debug)]
 pub struct Jobs {
     folder: PathBuf,
     /// Where they are written down.
     pub store: Store,
-    again: Again,
 }
 
 /// A job, and whether the process that runs it has answered.
@@ -58,11 +55,11 @@ impl Seen {
     /// What a person calls the state of a job: a phase alone does not say that nobody runs it.
     pub fn state_in_words(&self) -> String {
         let status = &self.entry.status;
+        let paused = status.rates.pause_in_words().filter(|_| self.entry.running);
         let state = match (self.entry.state(), self.answers) {
             ("ended", _) => return status.phase.clone(),
             (_, false) => "does not answer",
-            (_, true) if status.rates.paused => "paused",
-            (state, true) => state,
+            (state, true) => paused.as_deref().unwrap_or(state),
         };
         let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
         match status.phase.is_empty() {
@@ -75,7 +72,7 @@ impl Seen {
     pub fn as_object(&self, again: Option<String>) -> Value {
         let (entry, status) = (&self.entry, &self.entry.status);
         let mut object = json!(entry);
-        object["name"] = json!(status.id);
+        object["name"] = json!(status.label());
         object["state"] = json!(entry.state());
         object["answers"] = json!(self.answers);
         object["elsewhere"] = json!(self.is_elsewhere);
@@ -88,8 +85,8 @@ impl Seen {
 
 impl Jobs {
     /// Those of this folder.
-    pub fn of(folder: &Path, again: Again) -> Jobs {
-        Jobs { folder: folder.to_owned(), store: Store::new(folder), again }
+    pub fn of(folder: &Path) -> Jobs {
+        Jobs { folder: folder.to_owned(), store: Store::new(folder) }
     }
 
     /// All of them.
@@ -120,23 +117,26 @@ impl Jobs {
             target: text("target"),
             created_s: job.written_s,
             updated_s: job.written_s,
-            again: (self.again)(kind, &job.described).unwrap_or_default(),
+            again: again::arguments(kind, &job.described).unwrap_or_default(),
             id: job.name,
             ..Status::default()
         };
         Some(Entry { status, running: job.running })
     }
 
-    /// The job that is meant: by its name, or the beginning of it.
+    /// The job that is meant: by its name, or the beginning of it. Of several to which their user has given
+    /// the same name it is the one that has not ended, else the one that ended last.
     ///
     /// # Errors
     /// `Options` where it is none, or could be several; `Own` where the folder cannot be read.
     pub fn find(&self, job: &str) -> Result<Entry> {
         let entries = self.all()?;
-        let found: Vec<&Entry> = match entries.iter().find(|entry| entry.status.id == job) {
+        let named = entries.iter().filter(|entry| entry.status.name.as_deref() == Some(job));
+        let named = named.max_by_key(|entry| (!entry.status.ended, entry.status.updated_s));
+        let found: Vec<&Entry> = match entries.iter().find(|entry| entry.status.id == job).or(named) {
             // How earlier runs of it ended has names that begin with its name.
             Some(exactly) => vec![exactly],
-            None => entries.iter().filter(|entry| entry.status.id.starts_with(job)).collect(),
+            None => entries.iter().filter(|entry| entry.status.is_called(job)).collect(),
         };
         match &found[..] {
             [one] => Ok((*one).clone()),
@@ -271,10 +271,6 @@ pub async fn open_cluster(
 mod tests {
     use super::*;
 
-    fn again(kind: Kind, described: &Value) -> Option<Vec<String>> {
-        Some(vec![kind.word().to_owned(), described["source"].as_str()?.to_owned()])
-    }
-
     fn status(id: &str) -> Status {
         let (id, updated_s) = (id.to_owned(), now_s());
         Status { id, kind: Kind::Front, ended: true, updated_s, ..Status::default() }
@@ -283,13 +279,24 @@ mod tests {
     #[test]
     fn a_job_is_named_by_its_name_or_the_beginning_of_it() {
         let folder = tempfile::tempdir().expect("a folder");
-        let jobs = Jobs::of(folder.path(), again);
+        let jobs = Jobs::of(folder.path());
         for id in ["copy-1", "copy-1-aa", "sync-2"] {
             jobs.store.publish(&status(id));
         }
         for (name, id) in [("copy-1", "copy-1"), ("copy-1-", "copy-1-aa"), ("s", "sync-2")] {
             assert_eq!(jobs.find(name).expect(name).status.id, id);
         }
+        for (id, updated_s, ended) in [("m1", 9, false), ("m2", 10, true), ("m3", 11, true), ("m4", 8, true)]
+        {
+            let (name, kind) = (Some(if id == "m4" { "late" } else { "night" }.to_owned()), Kind::Front);
+            let (id, updated_s) = (id.to_owned(), now_s() + updated_s);
+            jobs.store.publish(&Status { name, kind, updated_s, ended, ..status(&id) });
+        }
+        for (name, id) in [("night", "m1"), ("m2", "m2"), ("lat", "m4")] {
+            assert_eq!(jobs.find(name).expect(name).status.id, id);
+        }
+        jobs.store.publish(&Status { name: Some("night".to_owned()), updated_s: now_s(), ..status("m1") });
+        assert_eq!(jobs.find("night").expect("it ended last").status.id, "m3");
         let refused = |name: &str| jobs.find(name).expect_err(name).to_string();
         assert!(refused("copy").contains("could be any of 2 jobs"), "{}", refused("copy"));
         assert!(refused("verify").contains("there is no job verify"), "{}", refused("verify"));
@@ -302,12 +309,12 @@ mod tests {
         let described = serde_json::json!({"source": "a:1", "target": "b:2"}).to_string();
         let open = journal::Journal::<u32>::open(folder.path(), "copy-7", &described, false);
         drop(open.expect("a journal"));
-        let jobs = Jobs::of(folder.path(), again);
+        let jobs = Jobs::of(folder.path());
         let all = jobs.all().expect("listed");
         let job = all.first().expect("a job");
         assert_eq!((all.len(), job.status.kind, job.running), (1, Kind::Copy, false));
         assert_eq!((&*job.status.source, &*job.status.target), ("a:1", "b:2"));
-        assert_eq!(job.status.again, ["copy", "a:1"]);
+        assert_eq!(job.status.again, ["copy", "a:1", "b:2", "--resume"]);
         let seen = jobs.as_they_are(all).await;
         assert!(seen[0].answers, "nobody is asked about what does not run");
         jobs.discard(&seen[0].entry.status).expect("removed");
@@ -319,7 +326,7 @@ mod tests {
     #[tokio::test]
     async fn nobody_waits_for_a_job_that_has_ended() {
         let folder = tempfile::tempdir().expect("a folder");
-        let jobs = Jobs::of(folder.path(), again);
+        let jobs = Jobs::of(folder.path());
         let running = Entry { status: status("sync-1"), running: true };
         assert!(jobs.until_cancelled(&running).await.expect("looked").is_some_and(|now| now.is_none()));
         let ended = Status { phase: "cancelled".to_owned(), ..status("sync-1") };

@@ -7,7 +7,7 @@
 //! - [`store`]: where jobs are written down;
 //! - [`fronts`]: those that can move keys, as jobs;
 //! - [`hooks`]: commands of the user's that are run at events of a job;
-//! - [`jobs`]: those of a folder, for people;
+//! - [`jobs`]: those of a folder, for people; [`again`]: what goes on with one;
 //! - [`described`]: nodes, findings and repairs as JSON;
 //! - [`steering`]: how others see and ask a job that runs;
 //! - [`moves`]: what moves of slots would be, before they are made;
@@ -20,12 +20,13 @@
 //! - [`cutovers`]: what came of a cutover, in words;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
-//! - [`options`]: how keys move;
+//! - [`options`]: how keys move; [`values`]: those of options, as they are written;
 //! - [`repair`]: finds and repairs what is wrong with a cluster, without jobs.
 //!
 //! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate
 //! carries it out, says truthfully what came of it, and writes it down.
 
+pub mod again;
 pub mod canary;
 pub mod clock;
 pub mod cutovers;
@@ -60,6 +61,7 @@ pub mod store;
 pub mod strangers;
 pub mod syncing;
 pub mod topology;
+pub mod values;
 pub mod web;
 
 pub use progress::JobProgress;

@@ -1,6 +1,8 @@
-//! What jobs between two deployments are called: by what makes two of them the same one. And what a process
-//! is called.
+//! What jobs between two deployments are called: by what makes two of them the same one, and as a user wants.
+//! And what a process is called.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,6 +21,56 @@ pub(crate) fn process_name() -> &'static str {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         format!("{:x}-{nanos:x}", std::process::id())
     })
+}
+
+/// What a user calls a job. It is also found by the name that it has of itself: see [`job_of`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobName(String);
+
+impl JobName {
+    /// How many characters a name may have.
+    pub const LENGTH_MAX: usize = 32;
+
+    /// What so many jobs of one command are called: `NAME`, then `NAME-2` and so on.
+    pub fn numbered(&self, jobs: usize) -> Vec<String> {
+        let of = |number: usize| if number == 1 { self.0.clone() } else { format!("{self}-{number}") };
+        (1..=jobs).map(of).collect()
+    }
+}
+
+impl AsRef<str> for JobName {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for JobName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<JobName, String> {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        // One that begins with a dash would be taken for an option.
+        let begins = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+        if begins && text.len() <= JobName::LENGTH_MAX && text.bytes().all(fits) {
+            return Ok(JobName(text.to_owned()));
+        }
+        Err(format!(
+            "a name has letters, digits, '-', '_' and '.', begins with a letter or a digit, and has {} \
+             characters at most",
+            JobName::LENGTH_MAX
+        ))
+    }
+}
+
+/// How an option is written on a command line.
+pub(crate) fn written(option: &str) -> String {
+    format!("--{option}")
 }
 
 /// The short name of the job that is described so.
@@ -89,6 +141,17 @@ impl Between<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_plain_and_short() {
+        for text in ["a", "9", "night.1_b-C", &"x".repeat(JobName::LENGTH_MAX)] {
+            let name: JobName = text.parse().expect(text);
+            assert_eq!(name.numbered(2), [text.to_owned(), format!("{text}-2")]);
+        }
+        for text in ["", "-a", ".a", "a b", "a/b", "ä", "a\n", &"x".repeat(JobName::LENGTH_MAX + 1)] {
+            assert!(text.parse::<JobName>().is_err_and(|why| why.contains("begins with")), "{text}");
+        }
+    }
 
     #[test]
     fn an_address_has_one_spelling() {

@@ -1,6 +1,9 @@
 //! How jobs move keys.
 
 use serde::{Deserialize, Serialize};
+use whimbrel_core::schedule::Window;
+use whimbrel_flow::budget::{RateChange, Times};
+use whimbrel_flow::lag::MaxLag;
 
 /// How long a job stands still before it fails where nobody says, in milliseconds.
 pub const STALL_MS: u64 = 600_000;
@@ -29,10 +32,30 @@ pub struct TransferOptions {
     /// How long a node may take for an answer before keys are moved slower, in milliseconds.
     #[serde(default)]
     pub max_latency_ms: Option<u64>,
+    /// How far replicas of the target may be behind before keys are moved slower.
+    #[serde(default)]
+    pub max_lag: Option<MaxLag>,
+    /// The times of the day at which keys move, and handovers begin; any where it is `None`.
+    #[serde(default)]
+    pub between: Option<Window>,
     /// How long a job may stand still: wait for others that are at work at its nodes, or for a node that does
     /// not answer; in milliseconds.
     #[serde(default = "usual_stall_ms")]
     pub stall_ms: u64,
+}
+
+impl TransferOptions {
+    /// How fast keys move, and when.
+    pub(crate) fn rates(&self) -> RateChange {
+        RateChange {
+            keys: self.rate_keys,
+            bytes: self.rate_bytes,
+            max_latency_ms: self.max_latency_ms,
+            max_lag: self.max_lag,
+            times: self.between.map(Times::Between),
+            memory_bytes: None,
+        }
+    }
 }
 
 impl Default for TransferOptions {
@@ -46,6 +69,8 @@ impl Default for TransferOptions {
             rate_keys: None,
             rate_bytes: None,
             max_latency_ms: None,
+            max_lag: None,
+            between: None,
             stall_ms: STALL_MS,
         }
     }

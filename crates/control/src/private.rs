@@ -1,9 +1,10 @@
 //! Files that are nobody else's business: what whimbrel keeps, and what holds its secrets.
 
-use std::fs::{Metadata, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{File, Metadata, Permissions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -68,6 +69,12 @@ fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
         return refused("can be written to by other users", "close it to them with chmod 700");
     }
     Ok(())
+}
+
+/// Opens a file to lock it, and makes it where it is not there. A symbolic link is not followed.
+pub(crate) fn open_lock(path: &Path) -> std::io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW.bits();
+    File::options().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// What a user is warned of where others can read a file that holds a secret.

@@ -19,12 +19,12 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::native::NativePhase;
-use whimbrel_flow::budget::{RateChange, Rates};
-use whimbrel_flow::latency;
+use whimbrel_flow::budget::Rates;
+use whimbrel_flow::latency::{self, Watched, Written};
 
 use crate::clock::now_s;
+use crate::hooks::{HookSettings, JobHooks};
 use crate::job::{self, Record, View};
-use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport};
 use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer, take_back};
 use crate::store::{Entry, Journal, Kind, Status, Store};
@@ -145,6 +145,8 @@ pub struct Ready {
     pub task: Task,
     /// What a display reads while it runs.
     pub view: Arc<View>,
+    /// What is run at its events.
+    hooks: Option<Arc<JobHooks>>,
     // Dropped in this order: the socket is gone before somebody else can open the journal.
     asked: Asked,
     journal: Journal,
@@ -165,14 +167,20 @@ impl Ready {
         *journal.latest().lock() = task.status();
         let view: Arc<View> = Arc::default();
         if let Task::External(record) = &task {
-            let TransferOptions { rate_keys: keys, rate_bytes: bytes, max_latency_ms, .. } = record.transfer;
-            view.progress.rates.change(RateChange { keys, bytes, max_latency_ms });
+            view.progress.rates.change(record.transfer.rates());
         }
         let asked = Asked::begin(&journal)?;
         if matches!(task, Task::External(_)) {
             asked.allow_rates(&view);
         }
-        Ok(Ready { task, view, asked, journal })
+        Ok(Ready { task, view, hooks: None, asked, journal })
+    }
+
+    /// The same, at whose events these are run while this process runs it.
+    #[must_use]
+    pub fn with_hooks(self, hooks: &HookSettings) -> Ready {
+        let begun_with = self.journal.latest().lock().clone();
+        Ready { hooks: hooks.begin(self.journal.store(), &begun_with), ..self }
     }
 
     /// Ends a job that waits for a node for longer than it may stand still, where it may end. False where it
@@ -256,14 +264,14 @@ impl Steered for Moving {
                 Ok(serde_json::Value::Null)
             }
             other => {
-                let steered = self.rates.get().and_then(|rates| steer(rates, other));
-                steered.ok_or_else(|| {
-                    Refusal::unsupported(match self.rates.get() {
+                let steered = self.rates.get().and_then(|rates| steer(rates, Kind::Move, other));
+                steered.unwrap_or_else(|| {
+                    Err(Refusal::unsupported(match self.rates.get() {
                         Some(_) => "a move of slots can be paused, resumed, set and cancelled",
                         None => {
                             "the servers move these slots themselves: that can be cancelled, not slowed down"
                         }
-                    })
+                    }))
                 })
             }
         }
@@ -283,14 +291,14 @@ pub async fn ask(store: &Store, id: &str, request: Request, what: &str) -> Resul
     answer.outcome.map_err(refused)
 }
 
-/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name begins with
-/// `wanted`; where that is empty it is the only one. Says which it is, and whether anything was ordered.
+/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name is `wanted`,
+/// or begins so; where that is empty it is the only one. Says which it is, and whether anything was ordered.
 ///
 /// # Errors
 /// `Options` where there is none, or more than one; as [`ask`] where it runs.
 pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bool)> {
     let is_it = |entry: &Entry| {
-        entry.status.kind == Kind::Sync && entry.is_interrupted() && entry.status.id.starts_with(wanted)
+        entry.status.kind == Kind::Sync && entry.is_interrupted() && entry.status.is_called(wanted)
     };
     let (id, stood) = match store.running_sync(wanted) {
         Ok(sync) => {
@@ -308,7 +316,7 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
 /// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.
 ///
 /// # Errors
-/// `Own` where a journal cannot be written.
+/// `Own` where a journal cannot be written; `Options` where other jobs have their names.
 pub async fn prepare(
     store: &Store,
     deployment: &Deployment,
@@ -320,13 +328,15 @@ pub async fn prepare(
     let nodes: Vec<String> =
         deployment.topology().shards.iter().take(NODES_MAX).map(|shard| shard.primary.to_string()).collect();
     static MADE: AtomicU64 = AtomicU64::new(0);
-    let mut jobs = Vec::with_capacity(moves.len());
-    for planned in moves {
+    let names = settings.name.as_ref().map(|name| name.numbered(moves.len())).unwrap_or_default();
+    let mut tasks = Vec::with_capacity(moves.len());
+    for (place, planned) in moves.iter().enumerate() {
+        let given = names.get(place).cloned();
         // Names sort by their age. Two processes that start within a second differ by their own numbers.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("m{:x}-{:x}-{number}", now_s(), std::process::id());
         let id: JobId = name.parse().map_err(|e| Error::own("name a job", e))?;
-        let task = match settings.method {
+        tasks.push(match settings.method {
             Method::External => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
                 let Cut { parts, max_pause_ms, .. } =
@@ -338,7 +348,7 @@ pub async fn prepare(
                 let looks = u32::try_from(looks).unwrap_or(u32::MAX).clamp(1, rules.observations_max);
                 let job = Job::new(id, source, target, parts, Rules { observations_max: looks, ..rules });
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
-                Task::External(Box::new(Record { batch_keys, ..record }))
+                Task::External(Box::new(Record { batch_keys, name: given, ..record }))
             }
             method => Task::Plain(PlainRecord {
                 fallback: Fallback::of(settings),
@@ -346,6 +356,7 @@ pub async fn prepare(
                 nodes: nodes.clone(),
                 created_s: now_s(),
                 id,
+                name: given,
                 method,
                 source: planned.source.clone(),
                 target: planned.target.clone(),
@@ -354,7 +365,13 @@ pub async fn prepare(
                 keys: planned.slots.iter().map(|slot| keys_of(&planned.source, slot)).sum(),
                 begun: false,
             }),
-        };
+        });
+    }
+    // None may get their names meanwhile.
+    let _lock = if names.is_empty() { None } else { Some(store.lock_names().await?) };
+    store.refuse_taken(&names, "")?;
+    let mut jobs = Vec::with_capacity(tasks.len());
+    for task in tasks {
         let journal = store.create(task.id().as_str())?;
         task.save(&journal)?;
         journal.publish(&task.status());
@@ -419,7 +436,7 @@ async fn run_queue(
 ) -> Result<Vec<JobReport>> {
     let mut reports = Vec::with_capacity(queue.len());
     for ready in queue {
-        let Ready { task, view, journal, asked } = ready;
+        let Ready { task, view, hooks, journal, asked } = ready;
         if (cancel.is_cancelled() || enough.is_cancelled()) && task.is_fresh() {
             let (id, source, target) = (task.id().to_string(), task.source().clone(), task.target().clone());
             reports.push(JobReport::not_started(id, source, target, task.slots(), task.method()));
@@ -437,36 +454,55 @@ async fn run_queue(
             all.cancelled().await;
             this.cancel();
         });
-        if !task.is_fresh() {
+        let is_resumed = !task.is_fresh();
+        if is_resumed {
             journal.store().note_resumed(journal.id());
         }
-        let report = match task {
-            Task::External(record) => go_on(*record, &journal, &deployment, &view, &asked.cancel).await,
-            Task::Plain(plain) => {
-                let begun = PlainRecord { begun: true, ..plain.clone() };
-                let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
-                kept.map_err(|e| journal.fail(&e))?;
-                let started = Instant::now();
-                match plain::run(&plain, &journal, &deployment, &view, &asked.cancel).await {
-                    Ended::Report(report) => Ok(*report),
-                    Ended::FellBack(record) => {
-                        asked.allow_rates(&view);
-                        let report = go_on(*record, &journal, &deployment, &view, &asked.cancel).await;
-                        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-                        report.map(|report| JobReport { duration_ms, ..report })
-                    }
-                }
-            }
+        let latest = journal.latest();
+        let work = async {
+            let report = carry_out(task, &journal, &deployment, &view, &asked).await?;
+            journal.store().keep_report(journal.id(), &report);
+            Ok(report)
+        };
+        let report = match &hooks {
+            Some(hooks) => hooks.attend(is_resumed, &latest, work).await,
+            None => work.await,
         };
         watcher.abort();
         let report = report?;
-        journal.store().keep_report(journal.id(), &report);
         if report.ending != Ending::Done {
             enough.cancel();
         }
         reports.push(report);
     }
     Ok(reports)
+}
+
+/// Runs a job by its method.
+async fn carry_out(
+    task: Task,
+    journal: &Journal,
+    deployment: &Arc<Deployment>,
+    view: &View,
+    asked: &Asked,
+) -> Result<JobReport> {
+    let plain = match task {
+        Task::External(record) => return go_on(*record, journal, deployment, view, &asked.cancel).await,
+        Task::Plain(plain) => plain,
+    };
+    let begun = PlainRecord { begun: true, ..plain.clone() };
+    let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
+    kept.map_err(|e| journal.fail(&e))?;
+    let started = Instant::now();
+    match plain::run(&plain, journal, deployment, view, &asked.cancel).await {
+        Ended::Report(report) => Ok(*report),
+        Ended::FellBack(record) => {
+            asked.allow_rates(view);
+            let report = go_on(*record, journal, deployment, view, &asked.cancel).await;
+            let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            report.map(|report| JobReport { duration_ms, ..report })
+        }
+    }
 }
 
 /// Runs an external job, or goes on with one; `record` is in the journal.
@@ -478,7 +514,13 @@ async fn go_on(
     cancel: &CancellationToken,
 ) -> Result<JobReport> {
     let fell_back = record.fell_back.clone();
-    let _watching = latency::watch(&view.progress.rates, vec![deployment.clone()]);
+    let target = record.job.target();
+    // It may have no slots yet.
+    let at = crate::view_of(deployment).await.ok();
+    let at = at.and_then(|view| view.node(target).map(|node| node.address.clone()));
+    let written = Written::Node(target.to_string(), at);
+    let watched = Watched { deployment: deployment.clone(), written };
+    let _watching = latency::watch(&view.progress.rates, vec![watched]);
     let report = job::run(record, journal, deployment.clone(), view, cancel.clone()).await?;
     let notice = fell_back.iter().map(|why| format!("the servers' own migration was left: {why}"));
     let notices = notice.chain(report.notices).collect();

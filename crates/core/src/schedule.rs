@@ -47,7 +47,7 @@ impl Window {
     }
 
     /// When it begins next, after a moment that is not in it.
-    fn begins_after(&self, epoch_s: u64) -> u64 {
+    pub fn begins_after(&self, epoch_s: u64) -> u64 {
         epoch_s + (self.from_s + DAY_S - epoch_s % DAY_S) % DAY_S
     }
 }

@@ -213,6 +213,11 @@ pub fn format_time(epoch_s: u64) -> String {
     format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02}Z", second / 3_600, second / 60 % 60, second % 60)
 }
 
+/// A time of the day: `01:00Z`.
+pub fn format_time_of_day(epoch_s: u64) -> String {
+    format!("{:02}:{:02}Z", epoch_s / 3_600 % 24, epoch_s / 60 % 60)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -15,6 +15,15 @@ use crate::link::Link;
 #[derive(Debug, Clone, Default)]
 pub struct Info(BTreeMap<String, String>);
 
+/// What a primary says of a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaFacts {
+    /// It follows; false while it gets all keys anew.
+    pub is_online: bool,
+    /// Up to where it has said that it has got, in bytes of what it is sent.
+    pub offset: u64,
+}
+
 impl Info {
     /// Asks `link` for one section, or for the default ones where `section` is empty.
     ///
@@ -52,6 +61,18 @@ impl Info {
     /// A field that is a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.field(name)?.parse().ok()
+    }
+
+    /// The replicas of a primary, from the `replication` section.
+    pub fn replicas(&self) -> Vec<ReplicaFacts> {
+        let of = |line: &str| {
+            let part =
+                |name: &str| line.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+            let offset = part("offset").and_then(|offset| offset.parse().ok()).unwrap_or(0);
+            ReplicaFacts { is_online: part("state") == Some("online"), offset }
+        };
+        let count = self.number("connected_slaves").unwrap_or(0);
+        (0..count).filter_map(|place| self.field(&format!("slave{place}")).map(of)).collect()
     }
 
     /// All fields.

@@ -1,98 +1,23 @@
-//! What may be in flight at once, and how fast.
+//! How fast keys of a job move, and when.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
+use whimbrel_core::schedule::{TimeError, Window};
 use whimbrel_core::units::{
-    ParseUnitError, format_bytes, format_count_of, parse_bytes, parse_count, parse_duration,
+    ParseUnitError, format_bytes, format_count_of, format_time_of_day, parse_bytes, parse_count,
+    parse_duration,
 };
 
-/// Granularity of the memory budget.
-const UNIT_BYTES: u64 = 1 << 10;
-
-/// Bounds the bytes of values that have been read (or are being read) and not yet written. A reader waits
-/// until the writers have freed enough: a slow target slows the reading and never grows memory.
-#[derive(Debug, Clone)]
-pub struct MemoryBudget {
-    units: Arc<Semaphore>,
-    units_max: u32,
-}
-
-/// A part of the budget, given back when dropped.
-#[derive(Debug)]
-pub struct MemoryPermit {
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl MemoryPermit {
-    /// Gives back what is above `bytes`.
-    pub fn shrink_to(&mut self, bytes: u64) {
-        let units = usize::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(usize::MAX).max(1);
-        if let Some(permit) = &mut self.permit {
-            drop(permit.split(permit.num_permits().saturating_sub(units)));
-        }
-    }
-}
-
-impl MemoryBudget {
-    /// A budget of this many bytes.
-    pub fn new(bytes: u64) -> Self {
-        let units_max = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX >> 4).max(1);
-        // tokio bounds a semaphore at usize::MAX >> 3, far above u32::MAX >> 4.
-        MemoryBudget { units: Arc::new(Semaphore::new(units_max as usize)), units_max }
-    }
-
-    /// Waits for `bytes` of room. More than the whole budget is granted when everything else has drained, so
-    /// that a single large value can pass.
-    pub async fn take(&self, bytes: u64) -> MemoryPermit {
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).clamp(1, self.units_max);
-        // The semaphore is never closed; a permit is missing only if that changes, and then nothing is
-        // bounded less than before.
-        MemoryPermit { permit: self.units.clone().acquire_many_owned(units).await.ok() }
-    }
-}
-
-/// Bounds how many values are moved in chunks at once: a chunk is in memory on its way, up to several times
-/// over, and takes nothing from the [`MemoryBudget`].
-#[derive(Debug, Clone)]
-pub struct BigTransfers {
-    places: Arc<Semaphore>,
-}
-
-/// One transfer's place, given back when dropped.
-#[derive(Debug)]
-pub struct BigTransferPermit {
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-/// How many chunks one transfer may hold: the one being read with the buffer it arrives in, its copy as
-/// commands, and those commands on their way out, each with room to grow.
-const CHUNKS_PER_TRANSFER: u64 = 8;
-
-/// Most transfers at once; more only take turns on the servers.
-const TRANSFERS_MAX: u64 = 1 << 10;
-
-impl BigTransfers {
-    /// As many as fit in `memory_bytes` with chunks of `chunk_bytes`, and one at least.
-    pub fn new(memory_bytes: u64, chunk_bytes: u64) -> Self {
-        let one = chunk_bytes.max(1).saturating_mul(CHUNKS_PER_TRANSFER);
-        let places = (memory_bytes / one).clamp(1, TRANSFERS_MAX);
-        BigTransfers { places: Arc::new(Semaphore::new(places as usize)) }
-    }
-
-    /// Waits for a place. A transfer must not wait for a second one while it holds its own.
-    pub async fn start(&self) -> BigTransferPermit {
-        // As in `MemoryBudget::take`, the semaphore is never closed.
-        BigTransferPermit { _permit: self.places.clone().acquire_owned().await.ok() }
-    }
-}
+use crate::lag::{Lag, MaxLag};
+use crate::memory::MemoryBudget;
 
 /// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second.
 #[derive(Debug)]
@@ -137,8 +62,27 @@ struct Shared {
     taken: AtomicU64,
     /// How many [`Lifted`] there are.
     lifted: AtomicUsize,
+    /// Keys move at these times of the day alone.
+    window: Mutex<Option<Window>>,
+    /// What bounds the values in flight, of a job that has such a bound, and how large somebody has made it.
+    memory: Mutex<(Option<MemoryBudget>, Option<u64>)>,
     /// Changes with everything that is steered, so that who waits looks again.
-    is_paused: watch::Sender<bool>,
+    pause: watch::Sender<Pause>,
+}
+
+/// Why no keys move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Pause {
+    /// Somebody has paused the job.
+    by_user: bool,
+    /// Its window is closed, until this moment, in seconds since the epoch.
+    until_s: Option<u64>,
+}
+
+impl Pause {
+    fn is_on(self) -> bool {
+        self.by_user || self.until_s.is_some()
+    }
 }
 
 /// How far a job is slowed down for the sake of its servers' clients.
@@ -146,6 +90,8 @@ struct Shared {
 struct Slowed {
     /// How long a server may take for an answer, in milliseconds.
     max_latency_ms: Option<u64>,
+    /// How far replicas of the target may be behind.
+    max_lag: Option<MaxLag>,
     /// Keys a second that slow servers allow.
     per_second: Option<f64>,
     /// Keys that may pass at once; below 0 while a batch is paid off. It grows with the rate of the moment,
@@ -155,8 +101,17 @@ struct Slowed {
     grown_at: Instant,
     /// Somebody had to wait since that was last asked.
     has_waited: bool,
-    /// What the slowest server took just now, in milliseconds.
-    latency_ms: f64,
+    /// What slows it down.
+    strain: Strain,
+}
+
+/// What a job is slowed down for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Strain {
+    /// What the slowest server took for an answer, in milliseconds.
+    Latency(f64),
+    /// How far a replica of the target is behind.
+    Lag(Lag),
 }
 
 impl Slowed {
@@ -175,6 +130,11 @@ impl Slowed {
     }
 }
 
+/// Now, in seconds since the epoch.
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// How long those that wait for slow servers wait before they look again: the rate changes meanwhile.
 const SLOWED_POLL: Duration = Duration::from_millis(100);
 
@@ -189,6 +149,26 @@ pub struct RateChange {
     /// as it likes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_latency_ms: Option<u64>,
+    /// How far replicas of the target may be behind before keys are moved slower; [`MaxLag::NONE`] for as far
+    /// as they like.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_lag: Option<MaxLag>,
+    /// When keys move at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
+    /// Bytes of values in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// At which times of the day keys move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Times {
+    /// At any.
+    Any,
+    /// At these alone.
+    Between(Window),
 }
 
 impl RateChange {
@@ -198,17 +178,21 @@ impl RateChange {
             keys: later.keys.or(self.keys),
             bytes: later.bytes.or(self.bytes),
             max_latency_ms: later.max_latency_ms.or(self.max_latency_ms),
+            max_lag: later.max_lag.or(self.max_lag),
+            times: later.times.or(self.times),
+            memory_bytes: later.memory_bytes.or(self.memory_bytes),
         }
     }
 }
 
-/// As people write one of them: `rate-keys=1000`, `rate-bytes=10MiB`, `max-latency=5ms`, each with `none` for
-/// no bound.
+/// As people write one of them: `rate-keys=1000`, `rate-bytes=10MiB`, `max-latency=5ms`, `max-lag=64MiB`,
+/// `between=01:00-05:00`, each with `none` for no bound; and `memory=64MiB`.
 impl FromStr for RateChange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RateChange, String> {
-        const FORMS: &str = "write rate-keys=N, rate-bytes=BYTES or max-latency=TIME, or none for no bound";
+        const FORMS: &str = "write rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME or \
+            between=FROM-UNTIL, or none for no bound; or memory=BYTES";
         let (name, value) = text.split_once('=').ok_or(FORMS)?;
         let number = |parsed: Result<u64, ParseUnitError>| match value {
             "none" => Ok(Some(0)),
@@ -220,6 +204,17 @@ impl FromStr for RateChange {
             "rate-keys" => Ok(RateChange { keys: number(parse_count(value))?, ..none }),
             "rate-bytes" => Ok(RateChange { bytes: number(parse_bytes(value))?, ..none }),
             "max-latency" => Ok(RateChange { max_latency_ms: number(millis(value))?, ..none }),
+            "max-lag" if value == "none" => Ok(RateChange { max_lag: Some(MaxLag::NONE), ..none }),
+            "max-lag" => Ok(RateChange { max_lag: Some(value.parse()?), ..none }),
+            "between" if value == "none" => Ok(RateChange { times: Some(Times::Any), ..none }),
+            "between" => {
+                let window = value.parse().map_err(|e: TimeError| e.to_string())?;
+                Ok(RateChange { times: Some(Times::Between(window)), ..none })
+            }
+            "memory" => match parse_bytes(value) {
+                Ok(0) | Err(_) => Err("write memory=BYTES, more than nothing".to_owned()),
+                Ok(bytes) => Ok(RateChange { memory_bytes: Some(bytes), ..none }),
+            },
             other => Err(format!("{other} cannot be changed while a job runs; {FORMS}")),
         }
     }
@@ -237,9 +232,34 @@ pub struct RatesNow {
     /// How long a server may take for an answer before keys are moved slower, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_latency_ms: Option<u64>,
+    /// How far replicas of the target may be behind before keys are moved slower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_lag: Option<MaxLag>,
+    /// The times of the day at which keys move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between: Option<Window>,
+    /// When they move again, in seconds since the epoch, where it is none of these times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused_until_s: Option<u64>,
+    /// Bytes of values in flight, where somebody has changed that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Whether no keys move until somebody says so.
     #[serde(default)]
     pub paused: bool,
+}
+
+impl RatesNow {
+    /// Whether no keys move.
+    pub fn is_paused(&self) -> bool {
+        self.paused || self.paused_until_s.is_some()
+    }
+
+    /// That no keys move, in words: `paused`, or `paused until 01:00Z`. `None` where they do.
+    pub fn pause_in_words(&self) -> Option<String> {
+        let until = || Some(format!("paused until {}", format_time_of_day(self.paused_until_s?)));
+        if self.paused { Some("paused".to_owned()) } else { until() }
+    }
 }
 
 /// In words: `1,000 keys a second, 1.0 MiB a second; paused`.
@@ -248,9 +268,13 @@ impl fmt::Display for RatesNow {
         let keys = self.rate_keys.map(|rate| format!("{} a second", format_count_of(rate, "key")));
         let bytes = self.rate_bytes.map(|rate| format!("{} a second", format_bytes(rate)));
         let latency = self.max_latency_ms.map(|ms| format!("slower where a server takes over {ms} ms"));
-        let bounds: Vec<String> = keys.into_iter().chain(bytes).chain(latency).collect();
+        let lag = self.max_lag.map(|lag| format!("slower where a replica is over {lag} behind"));
+        let between = self.between.map(|window| format!("between {window}"));
+        let memory = self.memory_bytes.map(|bytes| format!("values of {} in flight", format_bytes(bytes)));
+        let bounds: Vec<String> =
+            [keys, bytes, latency, lag, between, memory].into_iter().flatten().collect();
         let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
-        write!(f, "{bounds}{}", if self.paused { "; paused" } else { "" })
+        write!(f, "{bounds}{}", self.pause_in_words().map(|words| format!("; {words}")).unwrap_or_default())
     }
 }
 
@@ -276,20 +300,23 @@ impl Rates {
         let (keys, bytes) = (Bucket::new(keys), Bucket::new(bytes));
         let slowed = Mutex::new(Slowed {
             max_latency_ms: None,
+            max_lag: None,
             per_second: None,
             allowed: 0.0,
             grown_at: Instant::now(),
             has_waited: false,
-            latency_ms: 0.0,
+            strain: Strain::Latency(0.0),
         });
         let (taken, lifted) = (AtomicU64::new(0), AtomicUsize::new(0));
-        Rates(Arc::new(Shared { keys, bytes, slowed, taken, lifted, is_paused: watch::Sender::new(false) }))
+        let (window, memory, pause) = (Mutex::default(), Mutex::default(), watch::Sender::default());
+        Rates(Arc::new(Shared { keys, bytes, slowed, taken, lifted, window, memory, pause }))
     }
 
-    /// Moves fewer keys a second while a server takes longer than this for an answer, in milliseconds.
-    pub fn with_max_latency(self, max_latency_ms: Option<u64>) -> Rates {
-        self.0.slowed.lock().max_latency_ms = max_latency_ms.filter(|ms| *ms > 0);
-        self
+    /// Those that are named; all others are no bound.
+    pub fn of(named: RateChange) -> Rates {
+        let rates = Rates::default();
+        rates.change(named);
+        rates
     }
 
     /// Waits until this many keys may be read.
@@ -307,7 +334,7 @@ impl Rates {
     #[must_use]
     pub fn lift(&self) -> Lifted {
         self.0.lifted.fetch_add(1, Ordering::Relaxed);
-        self.0.is_paused.send_modify(|_| {});
+        self.0.pause.send_modify(|_| {});
         Lifted(self.clone())
     }
 
@@ -320,11 +347,54 @@ impl Rates {
         self.0.slowed.lock().max_latency_ms
     }
 
-    /// Waits until there is a bound for that.
+    /// How far replicas of the target may be behind; `None` for as far as they like.
+    pub(crate) fn max_lag(&self) -> Option<MaxLag> {
+        self.0.slowed.lock().max_lag
+    }
+
+    /// Whether there is a bound for one of these.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.max_latency_ms().is_some() || self.max_lag().is_some()
+    }
+
+    /// Waits until there is.
     pub(crate) async fn until_limited(&self) {
-        let mut changes = self.0.is_paused.subscribe();
+        let mut changes = self.0.pause.subscribe();
         // Fails only once the sender is gone, which `self` keeps.
-        let _ = changes.wait_for(|_| self.max_latency_ms().is_some()).await;
+        let _ = changes.wait_for(|_| self.is_limited()).await;
+    }
+
+    /// Waits until keys move at certain times alone.
+    pub(crate) async fn until_windowed(&self) {
+        let mut changes = self.0.pause.subscribe();
+        let _ = changes.wait_for(|_| self.0.window.lock().is_some()).await;
+    }
+
+    /// Pauses or goes on by the time of the day, which is `now_s` seconds since the epoch. False where keys
+    /// move at any time.
+    pub(crate) fn keep_window(&self, now_s: u64) -> bool {
+        let window = *self.0.window.lock();
+        let closed = window.filter(|window| !window.contains(now_s));
+        let until_s = closed.map(|window| window.begins_after(now_s));
+        // Who waits for a rate is woken by changes alone.
+        self.0.pause.send_if_modified(|pause| std::mem::replace(&mut pause.until_s, until_s) != until_s);
+        window.is_some()
+    }
+
+    /// From now on it is changed with the rates how much memory values in flight may take.
+    pub(crate) fn steer_memory(&self, budget: &MemoryBudget) {
+        self.0.memory.lock().0 = Some(budget.clone());
+    }
+
+    /// Whether that can be changed.
+    pub fn steers_memory(&self) -> bool {
+        self.0.memory.lock().0.is_some()
+    }
+
+    /// Waits until the job is not paused.
+    pub async fn until_open(&self) {
+        let mut changes = self.0.pause.subscribe();
+        let _ = changes.wait_for(|pause| !pause.is_on()).await;
     }
 
     /// Whether somebody had to wait for slow servers since this was last asked.
@@ -342,21 +412,24 @@ impl Rates {
         self.0.slowed.lock().per_second
     }
 
-    /// Allows so many keys a second from now on, because a server took `latency_ms` for an answer.
-    pub(crate) fn slow_to(&self, per_second: Option<f64>, latency_ms: f64) {
+    /// Allows so many keys a second from now on, because of this.
+    pub(crate) fn slow_to(&self, per_second: Option<f64>, strain: Strain) {
         let mut slowed = self.0.slowed.lock();
         if slowed.per_second.is_none() {
             (slowed.allowed, slowed.grown_at) = (0.0, Instant::now());
         }
-        (slowed.per_second, slowed.latency_ms) = (per_second, latency_ms);
+        (slowed.per_second, slowed.strain) = (per_second, strain);
     }
 
     /// How far slow servers hold the job back, in words; `None` where they do not.
     pub fn slowed_in_words(&self) -> Option<String> {
         let slowed = self.0.slowed.lock();
-        let (rate, limit_ms) = (slowed.per_second?, slowed.max_latency_ms?);
-        let keys = format_count_of(rate as u64, "key");
-        Some(format!("slowed to {keys} a second: a server took {:.1} of {limit_ms} ms", slowed.latency_ms))
+        let rate = slowed.per_second?;
+        let why = match slowed.strain {
+            Strain::Latency(ms) => format!("a server took {ms:.1} of {} ms", slowed.max_latency_ms?),
+            Strain::Lag(lag) => format!("a replica of the target {}", lag.in_words(slowed.max_lag?)),
+        };
+        Some(format!("slowed to {} a second: {why}", format_count_of(rate as u64, "key")))
     }
 
     /// Waits until this many bytes may pass.
@@ -366,14 +439,14 @@ impl Rates {
 
     async fn take(&self, bucket: &Mutex<Bucket>, amount: u64) {
         // Before the bucket is looked at: a change after that is not missed.
-        let mut changes = self.0.is_paused.subscribe();
+        let mut changes = self.0.pause.subscribe();
         let start = bucket.lock().take(amount, Instant::now());
         if let Some(start) = start.filter(|_| !self.is_lifted()) {
             // A change ends the wait: what was due at the rate of before says nothing any more.
             let _ = timeout_at(start, changes.changed()).await;
         }
         // Fails only once the sender is gone, which `self` keeps.
-        let _ = changes.wait_for(|is_paused| !is_paused).await;
+        let _ = changes.wait_for(|pause| !pause.is_on()).await;
     }
 
     /// Changes rates. Lanes that wait notice at once.
@@ -386,45 +459,54 @@ impl Rates {
         if let Some(limit_ms) = change.max_latency_ms {
             self.0.slowed.lock().max_latency_ms = Some(limit_ms).filter(|ms| *ms > 0);
         }
-        self.0.is_paused.send_modify(|_| {});
+        if let Some(lag) = change.max_lag {
+            self.0.slowed.lock().max_lag = Some(lag).filter(|lag| *lag != MaxLag::NONE);
+        }
+        if let Some(times) = change.times {
+            *self.0.window.lock() = match times {
+                Times::Any => None,
+                Times::Between(window) => Some(window),
+            };
+            self.keep_window(now_s());
+        }
+        if let Some(bytes) = change.memory_bytes
+            && let (Some(budget), changed) = &mut *self.0.memory.lock()
+        {
+            budget.resize(bytes);
+            *changed = Some(bytes);
+        }
+        self.0.pause.send_modify(|_| {});
     }
 
     /// Has no more keys read until it is called with false. What has been read is still written.
     pub fn pause(&self, pause: bool) {
-        self.0.is_paused.send_replace(pause);
+        self.0.pause.send_modify(|now| now.by_user = pause);
     }
 
     /// How they are.
     pub fn now(&self) -> RatesNow {
         let of = |bucket: &Mutex<Bucket>| bucket.lock().per_second.map(|rate| rate as u64);
         let (rate_keys, rate_bytes) = (of(&self.0.keys), of(&self.0.bytes));
-        let max_latency_ms = self.max_latency_ms();
-        RatesNow { rate_keys, rate_bytes, max_latency_ms, paused: *self.0.is_paused.borrow() }
+        let (max_latency_ms, max_lag) = (self.max_latency_ms(), self.max_lag());
+        let (between, pause) = (*self.0.window.lock(), *self.0.pause.borrow());
+        let Pause { by_user: paused, until_s: paused_until_s } = pause;
+        let memory_bytes = self.0.memory.lock().1;
+        RatesNow {
+            rate_keys,
+            rate_bytes,
+            max_latency_ms,
+            max_lag,
+            between,
+            paused_until_s,
+            memory_bytes,
+            paused,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn big_transfers_fit_the_budget_and_one_always_runs() {
-        let places = |memory, chunk| BigTransfers::new(memory, chunk).places.available_permits();
-        assert_eq!(places(64 << 20, 1 << 20), 8);
-        assert_eq!(places(1, 1 << 20), 1);
-        assert_eq!(places(0, 0), 1);
-        assert_eq!(places(u64::MAX, 1), 1 << 10);
-    }
-
-    #[tokio::test]
-    async fn a_place_is_given_back() {
-        let transfers = BigTransfers::new(1, 1);
-        let first = transfers.start().await;
-        assert_eq!(transfers.places.available_permits(), 0);
-        drop(first);
-        drop(transfers.start().await);
-        assert_eq!(transfers.places.available_permits(), 1);
-    }
 
     #[test]
     fn so_many_pass_in_a_second() {
@@ -464,7 +546,12 @@ mod tests {
         );
         rates.change(RateChange { keys: Some(1_000_000), ..RateChange::default() });
         waiting.await.expect("it ends");
-        rates.change(RateChange { keys: Some(0), bytes: Some(7), max_latency_ms: Some(5) });
+        rates.change(RateChange {
+            keys: Some(0),
+            bytes: Some(7),
+            max_latency_ms: Some(5),
+            ..RateChange::default()
+        });
         let (rate_bytes, max_latency_ms) = (Some(7), Some(5));
         assert_eq!(rates.now(), RatesNow { rate_bytes, max_latency_ms, ..RatesNow::default() });
     }
@@ -476,19 +563,41 @@ mod tests {
             each.collect::<Result<Vec<_>, _>>()
                 .map(|all| all.into_iter().fold(RateChange::default(), RateChange::and))
         };
-        let change = RateChange { keys: Some(1_000), bytes: Some(0), max_latency_ms: Some(5) };
+        let (max_latency_ms, max_lag) = (Some(5), Some(MaxLag::NONE));
+        let times = Some(Times::Between("01:00-05:00".parse().expect("a window")));
+        let change = RateChange {
+            keys: Some(1_000),
+            bytes: Some(0),
+            max_latency_ms,
+            max_lag,
+            times,
+            memory_bytes: Some(8 << 20),
+        };
         assert_eq!(
-            parsed(&["rate-keys=7", "rate-keys=1k", "rate-bytes=none", "max-latency=5ms"]),
+            parsed(&[
+                "rate-keys=7",
+                "rate-keys=1k",
+                "rate-bytes=none",
+                "max-latency=5ms",
+                "max-lag=5s",
+                "max-lag=none",
+                "between=01:00-05:00Z",
+                "memory=8MiB",
+            ]),
             Ok(change)
         );
+        let written = serde_json::to_string(&change).expect("JSON");
+        assert_eq!(serde_json::from_str::<RateChange>(&written).expect("a change"), change);
+        assert!(parsed(&["memory=none"]).is_err_and(|why| why.contains("more than nothing")));
+        assert!(parsed(&["between=1-5"]).is_err_and(|why| why.contains("01:00-05:00")));
         assert!(parsed(&["lanes=4"]).is_err_and(|why| why.starts_with("lanes cannot be changed")));
         assert!(parsed(&["max-latency"]).is_err());
     }
 
     #[tokio::test]
     async fn slow_servers_leave_fewer_keys() {
-        let rates = Rates::default().with_max_latency(Some(5));
-        rates.slow_to(Some(1.0), 9.0);
+        let rates = Rates::of(RateChange { max_latency_ms: Some(5), ..RateChange::default() });
+        rates.slow_to(Some(1.0), Strain::Latency(9.0));
         rates.take_keys(1_000_000).await;
         assert!(waits(rates.take_keys(1)).await);
         let words = rates.slowed_in_words().expect("it is slowed down");
@@ -497,7 +606,11 @@ mod tests {
         rates.take_keys(1).await;
         drop(lifted);
         assert!(waits(rates.take_keys(1)).await, "they are in force again");
-        rates.slow_to(None, 0.0);
+        rates.change(RateChange { max_lag: Some(MaxLag::Bytes(1 << 20)), ..RateChange::default() });
+        rates.slow_to(Some(1.0), Strain::Lag(Lag::Bytes(3 << 20)));
+        let words = rates.slowed_in_words().expect("it is slowed down");
+        assert_eq!(words, "slowed to 1 key a second: a replica of the target is 3.0 MiB behind, of 1.0 MiB");
+        rates.slow_to(None, Strain::Latency(0.0));
         rates.take_keys(1).await;
         assert_eq!(rates.slowed_in_words(), None);
     }
@@ -505,7 +618,7 @@ mod tests {
     #[test]
     fn slow_servers_are_kept_to_the_rate_of_the_moment() {
         let rates = Rates::default();
-        rates.slow_to(Some(50.0), 9.0);
+        rates.slow_to(Some(50.0), Strain::Latency(9.0));
         let mut slowed = rates.0.slowed.lock();
         let began = slowed.grown_at;
         let mut passed_within = |from_ms: u64, to_ms: u64| {
@@ -552,5 +665,56 @@ mod tests {
         rates.pause(false);
         rates.take_keys(1).await;
         rates.take_bytes(1).await;
+    }
+
+    /// A window is closed when it is set, and opens and closes with the time of the day.
+    #[tokio::test]
+    async fn outside_of_its_window_nothing_passes() {
+        // Both of a day's halves: now it is in one of them.
+        let window = |text: &str| text.parse::<Window>().expect("a window");
+        let halves = [window("00:00-12:00"), window("12:00-00:00")];
+        let closed = halves.into_iter().find(|window| !window.contains(now_s())).expect("one of them");
+        let rates = Rates::of(RateChange { times: Some(Times::Between(closed)), ..RateChange::default() });
+        assert!(waits(rates.take_keys(1)).await);
+        rates.pause(false);
+        assert!(waits(rates.take_bytes(1)).await, "to resume it does not open the window");
+        let noon_s = 1_000_000 * 86_400 + 12 * 3_600;
+        let night =
+            RateChange { times: Some(Times::Between(window("22:00-02:30"))), ..RateChange::default() };
+        rates.change(night);
+        assert!(rates.keep_window(noon_s));
+        assert_eq!(rates.now().pause_in_words().as_deref(), Some("paused until 22:00Z"));
+        assert_eq!(rates.now().to_string(), "between 22:00-02:30Z; paused until 22:00Z");
+        assert!(waits(rates.until_open()).await);
+        let waiting = tokio::spawn({
+            let rates = rates.clone();
+            async move { rates.take_keys(1).await }
+        });
+        rates.keep_window(noon_s + 10 * 3_600);
+        waiting.await.expect("it opens");
+        rates.keep_window(noon_s + 14 * 3_600 + 1_800);
+        assert_eq!(rates.now().pause_in_words().as_deref(), Some("paused until 22:00Z"), "it closes again");
+        rates.change(RateChange { times: Some(Times::Any), ..RateChange::default() });
+        assert!(!rates.keep_window(noon_s));
+        rates.take_keys(1).await;
+    }
+
+    /// Looking at the clock must not let those through that wait for a rate.
+    #[tokio::test]
+    async fn a_window_that_stays_open_changes_no_rate() {
+        let rates = Rates::new(Some(1), None);
+        rates.take_keys(1_000_000).await;
+        let always = "00:00-23:59".parse().expect("a window");
+        rates.change(RateChange { times: Some(Times::Between(always)), ..RateChange::default() });
+        let ticking = async {
+            loop {
+                rates.keep_window(3_600);
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            () = ticking => {}
+            waited = waits(rates.take_keys(1)) => assert!(waited, "it passed"),
+        }
     }
 }

@@ -241,7 +241,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
             )
             .with_remedy(Remedy::RepeatOptionsOrBeginAnew { existing: name.starts_with("copy-") }));
         }
-        let documents = Box::new(RedbDocuments::open(&path).map_err(|e| not_opened(&path, e))?);
+        let documents = Box::new(RedbDocuments::open_soon(&path).map_err(|e| not_opened(&path, e))?);
         let mut journal = Journal { path, documents, state: S::default(), saved: None };
         journal.state = journal.load(description)?;
         Ok(journal)

@@ -2,6 +2,8 @@
 //! megabytes.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -10,6 +12,8 @@ use redis::Value as Reply;
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, IncidentKind, Load, tags_in};
+use whimbrel_e2e::fronts::Front;
+use whimbrel_e2e::resharding::Scene as Cluster;
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, stop, wait_until_following, writers,
 };
@@ -52,9 +56,15 @@ impl Scene {
 /// What came of the hooks of the only job there is: the event, how it ended, and what it printed.
 #[track_caller]
 fn hooks_of(state: &Path) -> Vec<(String, Value, String)> {
+    hooks_in(state.join("whimbrel").to_str().expect("a plain path"))
+}
+
+/// Likewise, in this state folder.
+#[track_caller]
+fn hooks_in(folder: &str) -> Vec<(String, Value, String)> {
     let jobs = |args: &[&str]| -> Vec<Value> {
-        let args = [&["jobs"][..], args, &["--json"]].concat();
-        let output = Invocation::new(&args).env("XDG_STATE_HOME", state).timeout(PATIENCE).run();
+        let args = [&["jobs"][..], args, &["--state-dir", folder, "--json"]].concat();
+        let output = Invocation::new(&args).timeout(PATIENCE).run();
         let text = output.expect_code(0).stdout;
         text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
     };
@@ -326,12 +336,138 @@ fn a_copy_has_hooks_and_what_cannot_happen_is_refused() {
         let output = run(args).expect_code(USAGE);
         assert!(output.stderr.contains(words), "{args:?}: {}", output.stderr);
     };
-    refused(&["sync", &from, &to, "--on", "nonsense=true"], "begun, resumed, following, paused");
+    refused(&["sync", &from, &to, "--on", "nonsense=true"], "begun, resumed, following, moving");
     refused(&["sync", &from, &to, "--on", "switch="], "say what is to be run");
     refused(&["copy", &from, &to, "--on", "switch=true"], "begun, resumed, paused");
     refused(&["sync", &from, &to, "--on", "begun=true", "--hook-timeout", "1h"], "from 100ms to 5m");
-    refused(&["verify", &from, &to, "--depth", "counts", "--on", "ended=true"], "leave out --on");
+    refused(&["verify", &from, &to, "--depth", "counts", "--on", "ended=true"], "leave out --name and --on");
     assert_eq!(target.call(&["DBSIZE"]), Reply::Int(0), "nothing was begun");
     run(&["copy", &from, &to, "--on", "ended=echo $WHIMBREL_PHASE as $WHIMBREL_KIND"]).expect_code(0);
     assert_eq!(printed_by("ended", &hooks_of(state.path())), "done as copy");
+}
+
+/// The names of the events whose hooks were run.
+fn names(hooks: &[(String, Value, String)]) -> Vec<&str> {
+    hooks.iter().map(|(name, _, _)| name.as_str()).collect()
+}
+
+/// One of each batch that is handed over, and those of the job; another process that goes on with it has its
+/// own.
+#[test]
+fn a_move_of_slots_has_hooks() {
+    let scene = Cluster::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    scene.fill(0..=9, 10, 100);
+    let folder = scene.file("");
+    let folder = folder.to_str().expect("a plain path").trim_end_matches('/').to_owned();
+    let (handed, ended) = ("handed-over=cat", "ended=echo $WHIMBREL_KIND $WHIMBREL_PHASE");
+    let hooks = ["--method", "external", "--on", "begun=echo $WHIMBREL_JOB", "--on", handed, "--on", ended];
+    scene.reshard("0-4", 1, &hooks).run().expect_code(0);
+    let ran = hooks_in(&folder);
+    assert_eq!(names(&ran), ["begun", "handed-over", "ended"], "{ran:#?}");
+    let told: Value = serde_json::from_str(&printed_by("handed-over", &ran)).expect("JSON");
+    assert_eq!((&told["job"]["moved"], &told["job"]["kind"]), (&"0-4".into(), &"move".into()), "{told}");
+    assert_eq!(printed_by("ended", &ran), "move done");
+    scene.jobs(&["clean"]).run().expect_code(0);
+
+    let killed = scene.reshard("5-9", 1, &hooks).env("WHIMBREL_FAILPOINT", "snapshot:after").run();
+    assert_eq!(killed.code(), None, "it was not killed: {killed:#?}");
+    let resume = ["resume", "--on", "begun=echo no", "--on", "resumed=yes | head -c 3000000", "--on", ended];
+    scene.jobs(&resume).run().expect_code(0);
+    let ran = hooks_in(&folder);
+    assert_eq!(names(&ran)[..], ["begun", "resumed", "ended"], "{ran:#?}");
+    assert!(ran[1].2.len() < 5_000, "{} bytes", ran[1].2.len());
+    let refused = scene.reshard("10-11", 1, &["--on", "switch=true"]).run().expect_code(USAGE);
+    assert!(refused.stdout.contains("handed-over"), "{}", refused.stdout);
+}
+
+/// Keys move to the target and back; the events name the sides as keys move between them.
+#[test]
+fn a_front_has_hooks() {
+    let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
+    set(&source, "before");
+    let says = |event: &str| format!("{event}=echo from $WHIMBREL_SOURCE to $WHIMBREL_TARGET");
+    let events = ["begun", "moving", "moved", "ended"].map(says);
+    let more: Vec<&str> = events.iter().flat_map(|event| ["--on", event]).collect();
+    let mut front = Front::between(&source.addr(), &target.addr(), &more);
+    let state = front.state_dir().to_owned();
+    let ran = |count: usize| {
+        wait_until("the hooks are run", || hooks_in(&state).len() >= count);
+        let ran = hooks_in(&state);
+        assert!(ran.iter().all(|(_, end, _)| end == "succeeded"), "{ran:#?}");
+        ran.into_iter().map(|(name, _, text)| (name, text)).collect::<Vec<_>>()
+    };
+    let told = |event: &str, from: &Server, to: &Server| {
+        (event.to_owned(), format!("from {} to {}", from.addr(), to.addr()))
+    };
+    front.connect();
+    Invocation::new(&["front", "start", "--yes", "--state-dir", &state]).run().expect_code(0);
+    let there = ["begun", "moving", "moved"].map(|event| told(event, &source, &target));
+    assert_eq!(ran(3), there);
+    Invocation::new(&["front", "reverse", "--yes", "--state-dir", &state]).run().expect_code(0);
+    wait_until("the key is back", || source.call(&["EXISTS", "before"]) == Reply::Int(1));
+    assert_eq!(ran(5)[3..], ["moving", "moved"].map(|event| told(event, &target, &source)));
+    Invocation::new(&["front", "finish", "--yes", "--state-dir", &state]).run().expect_code(0);
+    front.running.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(ran(6).pop(), Some(told("ended", &target, &source)));
+    let alone = ["front", "--listen", "127.0.0.1:0", "--source", &source.addr(), "--on", "begun=true"];
+    let refused = Invocation::new(&alone).run().expect_code(USAGE);
+    assert!(refused.stderr.contains("--target"), "{}", refused.stderr);
+}
+
+/// A sync posts its events; the one that gets ready for a cutover refuses it when it is answered so.
+#[test]
+fn events_are_posted() {
+    let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
+    set(&source, "before");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let to = format!("http://{}/hooks/token-7", listener.local_addr().expect("an address"));
+    let asked = thread::spawn(move || {
+        let answers = ["503 Service Unavailable", "200 OK", "403 Forbidden"];
+        answers.map(|answer| {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let (mut request, mut buffer) = (String::new(), [0; 4096]);
+            while !request.ends_with("}\n") {
+                let read = stream.read(&mut buffer).expect("a request");
+                assert!(read > 0, "it breaks off: {request}");
+                request.push_str(std::str::from_utf8(&buffer[..read]).expect("text"));
+            }
+            write!(stream, "HTTP/1.1 {answer}\r\nContent-Length: 6\r\n\r\nnot us").expect("it is read");
+            request
+        })
+    });
+    let (follows, ready) = (format!("following={to}"), format!("cutover-ready={to}"));
+    let place = Scene::new();
+    let secret = place.write("secret", "s3cret\n");
+    let secret = secret.to_str().expect("a plain path");
+    let more = ["--on", &follows, "--on", &ready, "--hook-secret-file", secret];
+    let job = Sync::new(&url(&source), &url(&target), &more);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    wait_until("it is posted", || !hooks_of(job.state.path()).is_empty());
+    let refused = job.cutover(&["--fence", "acl", "--max-pause", "5s"]).expect_code(REFUSED);
+    assert!(refused.stdout.contains("answers 403 Forbidden: not us"), "{}", refused.stdout);
+    assert!(!refused.stdout.contains("token-7"), "{}", refused.stdout);
+    stop(sync);
+    let asked = asked.join().expect("no panic");
+    let signed = |request: &&String| request.to_lowercase().contains("\r\nx-whimbrel-signature: sha256=");
+    assert!(asked.iter().all(|request| signed(&request)), "{asked:#?}");
+    let told: Value = serde_json::from_str(asked[1].lines().last().expect("a body")).expect("JSON");
+    assert_eq!((&told["event"], &told["job"]["kind"]), (&"following".into(), &"sync".into()), "{told}");
+    let hooks = hooks_of(job.state.path());
+    assert_eq!(printed_by("following", &hooks), "not us");
+    assert_eq!(hooks[1].1["not-delivered"]["tries"], 1, "{hooks:#?}");
+    let events = Invocation::new(&["jobs", "events", "sync-"]).env("XDG_STATE_HOME", job.state.path()).run();
+    let kept = format!("{}{}", events.expect_code(0).stdout, listed_text(job.state.path()));
+    assert!(!kept.contains("token-7") && !kept.contains("s3cret"), "{kept}");
+    let from = source.addr();
+    let refused = ["copy", &from, &target.addr(), "--replace", "--on", "ended=http://10.0.0.1/"];
+    let refused = Invocation::new(&refused).run().expect_code(USAGE);
+    assert!(refused.stderr.contains("on this machine alone"), "{}", refused.stderr);
+}
+
+/// All that is in the files of the jobs of a state folder.
+fn listed_text(state: &Path) -> String {
+    let files = fs::read_dir(state.join("whimbrel/jobs")).expect("a folder");
+    let text = |file: std::io::Result<fs::DirEntry>| fs::read_to_string(file.expect("a file").path());
+    files.filter_map(|file| text(file).ok()).collect()
 }

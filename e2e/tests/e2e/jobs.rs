@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
@@ -350,6 +350,99 @@ fn a_busy_server_slows_a_copy_down() {
     Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
 }
 
+/// With `--max-lag` a replica of the target that is behind slows a copy down.
+#[test]
+fn a_replica_that_is_behind_slows_a_copy_down() {
+    let place = Fixture::new();
+    let replica = Server::builder(Engine::Valkey91).start().expect("the replica starts");
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let port = place.target.port().to_string();
+    assert_eq!(replica.call(&["REPLICAOF", "127.0.0.1", &port]), redis::Value::Okay);
+    wait_until("it follows", || {
+        let info: String =
+            redis::cmd("INFO").arg("replication").query(&mut place.target.connection()).expect("INFO");
+        info.contains("state=online")
+    });
+    replica.suspend().expect("it is stopped");
+    let limits = ["--rate-keys", "500", "--max-lag", "1KiB", "--report", "1"];
+    let args = [&["copy", &from, &to, "--state-dir", place.state()], &limits[..]].concat();
+    let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+    let words = "a replica of the target is";
+    assert!(running.wait_for_text(words, PATIENCE), "{}{}", running.stdout(), running.stderr());
+    let job = place.open_job();
+    assert_eq!(job["max_lag"]["bytes"], 1_024, "{job:#}");
+    replica.resume().expect("it goes on");
+    let set = place.jobs(&["set", name_of(&job), "rate-keys=none", "max-lag=none"]).expect_code(0);
+    assert!(set.stdout.contains("no rate is set"), "{}", set.stdout);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+}
+
+/// A window that is closed for the next hour at least, and when it opens.
+fn closed_window() -> (String, String) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
+    let hour = |later: u64| (now / 3_600 + later) % 24;
+    (format!("{:02}:00-{:02}:00", hour(2), hour(3)), format!("paused until {:02}:00Z", hour(2)))
+}
+
+/// Waits until the only job runs and is paused so.
+#[track_caller]
+fn wait_until_paused(state: &str, paused: &str) -> Value {
+    wait_until("it is paused", || jobs(state, &[]).expect_code(0).stdout.contains(paused));
+    listed(state).pop().expect("it is there")
+}
+
+/// Outside of its window a job moves nothing, also after it was killed. To resume it does not open it.
+#[test]
+fn a_copy_keeps_to_its_window() {
+    let place = Fixture::new();
+    let (window, paused) = closed_window();
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let args = ["copy", &from, &to, "--state-dir", place.state(), "--between", &window];
+    let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+    let job = wait_until_paused(place.state(), &paused);
+    assert_eq!((&job["state"], &job["keys_moved"]), (&"running".into(), &0.into()), "{job:#}");
+    running.kill9();
+    let words = arguments(&place.open_job());
+    assert!(words.join(" ").contains(&format!("--between {window}Z")), "{words:?}");
+    let mut running = Invocation::new(&words).timeout(PATIENCE).spawn();
+    let shown = paused.to_uppercase();
+    assert!(running.wait_for_text(&shown, PATIENCE), "{words:?}: {}{}", running.stdout(), running.stderr());
+    let job = wait_until_paused(place.state(), &paused);
+    place.jobs(&["resume", name_of(&job)]).expect_code(0);
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(place.target.call(&["DBSIZE"]), redis::Value::Int(0), "it does not keep to its window");
+    let shown = place.jobs(&["show", name_of(&job)]).expect_code(0).stdout;
+    assert!(shown.contains(&format!("between {window}Z; {paused}")), "{shown}");
+    place.jobs(&["set", name_of(&job), "between=none"]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
+}
+
+/// It does not even attach to the source; its journal has the window.
+#[test]
+fn a_move_of_slots_keeps_to_its_window() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let (window, paused) = closed_window();
+    let mut running = scene.reshard("0-99", 1, &["--between", &window]).spawn();
+    wait_until_paused(state, &paused);
+    running.kill9();
+    let resume = ["jobs", "resume", "--state-dir", state];
+    let mut running = Invocation::new(&resume).timeout(PATIENCE).spawn();
+    let job = wait_until_paused(state, &paused);
+    std::thread::sleep(Duration::from_millis(1_500));
+    let info: String =
+        redis::cmd("INFO").arg("replication").query(&mut scene.cluster.connection_to(0)).expect("INFO");
+    assert!(info.contains("connected_slaves:0"), "it has attached: {info}");
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0);
+    jobs(state, &["set", name_of(&job), "between=none"]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 1);
+    let refused = scene.reshard("0-9", 0, &["--method", "native", "--between", &window]).run();
+    assert!(refused.expect_code(2).stdout.contains("--between"));
+}
+
 /// The only job, once its snapshot has begun.
 #[track_caller]
 fn once_it_moves_keys(state: &str, running: &mut Running) -> Value {
@@ -388,6 +481,79 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     assert_eq!(scene.cluster.total_keys().expect("a number"), filled);
 }
 
+/// By the name that its user gives it a job is listed, steered, gone on with and reported on; until it has
+/// ended no other job gets that name.
+#[test]
+fn a_job_is_found_by_the_name_that_its_user_gives_it() {
+    let place = Fixture::new();
+    let mut running = place.start("copy", &["--name", "nightly.1"]);
+    let job = place.open_job();
+    assert_eq!(name_of(&job), "nightly.1", "{job:#}");
+    let id = job["id"].as_str().expect("an id").to_owned();
+    assert!(id.starts_with("copy-"), "{job:#}");
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let is_refused = |kind: &str, more: &[&str]| {
+        let args = [&[kind, &from, &to, "--state-dir", place.state(), "--name", "nightly.1"], more].concat();
+        let refused = Invocation::new(&args).timeout(PATIENCE).run().expect_code(2);
+        let error = refused.stderr.lines().filter(|line| line.contains("error")).collect::<Vec<_>>();
+        let named = format!("the name nightly.1 is taken: {id} has it, a copy {from} -> {to} that ");
+        assert!(matches!(error[..], [line] if line.contains(&named)), "{}", refused.stderr);
+        assert_eq!(listed(place.state()).len(), 1, "a job that was refused is listed");
+    };
+    for (kind, more) in [("copy", &["--match", "a*", "--dry-run"][..]), ("sync", &[]), ("verify", &[])] {
+        is_refused(kind, more);
+    }
+    for (words, expected) in [
+        (&["set", "nightly.1", "rate-keys=400"][..], "400 keys a second"),
+        (&["pause", "nightly"], "is paused"),
+        (&["resume", &id], "is resumed"),
+        (&["show", "nightly.1"], &id),
+    ] {
+        let steered = place.jobs(words).expect_code(0);
+        assert!(steered.stdout.contains(expected), "{words:?}: {}", steered.stdout);
+    }
+    running.kill9();
+    is_refused("sync", &["--mirror", "--yes"]);
+    let words = arguments(&place.open_job());
+    assert_eq!(words[words.len() - 4..words.len() - 2], ["--name", "nightly.1"], "{words:?}");
+    Invocation::new(&words).timeout(PATIENCE).run().expect_code(0);
+    let text = place.jobs(&["report", "nightly.1"]).expect_code(0).stdout;
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["job"]["created_s"], job["created_s"], "{text}");
+    // It has ended, so the name is free.
+    let sync = ["sync", &from, &to, "--state-dir", place.state(), "--name", "nightly.1", "--mirror", "--yes"];
+    Invocation::new(&[&sync[..], &["--once"]].concat()).timeout(PATIENCE).run().expect_code(0);
+    assert_eq!(place.open_job()["kind"], "sync", "the one that has not ended is meant");
+    place.jobs(&["cancel", "nightly.1"]).expect_code(0);
+    let bad = ["copy", &from, &to, "--name", "no/way"];
+    let refused = Invocation::new(&bad).run().expect_code(2);
+    assert!(refused.stderr.contains("letters, digits"), "{}", refused.stderr);
+}
+
+/// One command makes several jobs.
+#[test]
+fn moves_of_slots_get_the_name_and_a_number() {
+    let layout = [vec![0..=5460], vec![5461..=10_922], vec![10_923..=16_383]];
+    let scene = Scene::of(Engine::Redis70, 0, &layout).start();
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let to = scene.cluster.node_id(2).to_owned();
+    let more = ["--slots", "5461-5470", "--to", &to, "--name", "east"];
+    let moves = || scene.reshard("0-9", 1, &more);
+    let killed = moves().env("WHIMBREL_FAILPOINT", "snapshot:after").run();
+    assert_eq!(killed.code(), None, "it was not killed: {killed:#?}");
+    let mut names: Vec<Value> = listed(state).iter().map(|job| job["name"].clone()).collect();
+    names.sort_by_key(ToString::to_string);
+    assert_eq!(names, ["east", "east-2"]);
+    let refused = moves().run().expect_code(2);
+    assert!(refused.stdout.contains("the name east is taken"), "{}", refused.stdout);
+    for name in ["east-2", "east"] {
+        jobs(state, &["resume", name]).expect_code(0);
+    }
+    assert_eq!([0, 5461].map(|slot| scene.cluster.owner_of(slot).expect("an owner")), [1, 2]);
+    moves().run().expect_code(0);
+}
+
 /// What cannot be paused or set says why.
 #[test]
 fn what_cannot_be_steered_is_refused() {
@@ -399,14 +565,33 @@ fn what_cannot_be_steered_is_refused() {
         (&["set", name, "lanes=8"][..], "lanes cannot be changed while a job runs"),
         (&["set", name, "rate-keys=fast"], "rate-keys=fast"),
         (&["set", name], "RATE"),
+        (&["set", name, "between=5-6"], "01:00-05:00"),
+        (&["set", name, "memory=none"], "more than nothing"),
+        (&["set", name, "max-lag=1s"], "from 2s on"),
         (&["pause", "nobody"], "there is no job nobody"),
     ] {
         let refused = place.jobs(words).expect_code(2);
         assert!(refused.stderr.contains(expected), "{words:?}: {}", refused.stderr);
     }
+    let set = place.jobs(&["set", name, "memory=1MiB"]).expect_code(0);
+    assert!(set.stdout.contains("500 keys a second, values of 1.0 MiB in flight"), "{}", set.stdout);
     running.kill9();
     let refused = place.jobs(&["pause", name]).expect_code(2);
     assert!(refused.stderr.contains("does not run: it was interrupted"), "{}", refused.stderr);
+}
+
+/// A verification writes nothing, and has no values in flight.
+#[test]
+fn what_a_verification_has_not_cannot_be_set() {
+    let place = Fixture::of("verify");
+    let mut running = place.start("verify", &[]);
+    let job = place.open_job();
+    for (setting, why) in [("max-lag=64MiB", "writes nothing"), ("memory=1MiB", "of a copy or a sync")] {
+        let refused = place.jobs(&["set", name_of(&job), setting, "rate-keys=7"]).expect_code(2);
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
+    assert_eq!(place.open_job()["rate_keys"], 500, "nothing was changed");
+    running.kill9();
 }
 
 /// From a copy that was steered: its events, also while they happen; one document, as JSON and as a page; and

@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_console::again;
+use whimbrel_control::again;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{Kind, Store};
 use whimbrel_core::select::Selection;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
+use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, KeyFailure, Plan, PlannedDb};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::{progress::CopyProgress, retry::RetryPolicy};
@@ -70,7 +70,7 @@ pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_fo
         memory_bytes: limits.memory,
         big_key_bytes: limits.big_key,
         chunk_bytes: CHUNK_BYTES,
-        rates: Rates::new(limits.rate_keys, limits.rate_bytes).with_max_latency(limits.max_latency),
+        rates: limits.rates(),
         scan_count: limits.scan_count,
         lanes: limits.lanes,
         shards_at_once: limits.shards,
@@ -85,7 +85,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
     args.which.names.named_dbs(endpoints.1.db)?;
-    args.hooks.check(Kind::Copy)?;
+    let hooks = args.job.hooks.settings(Kind::Copy)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     copy::check_rights(&source, args.verify, args.functions).await?;
     let dbs = args.which.names.dbs(&source, &target).await?;
@@ -102,6 +102,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     options.job = job_of(&description);
     let name = format!("copy-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
+    let store = Store::new(&folder);
+    store.refuse_taken(&args.job.name, &name)?;
     let resumes = args.going_on.resumes(&folder, &name);
     let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, args.dry_run, stop)
         .await
@@ -123,26 +125,18 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if overwrites && let Some(exit) = losses.ask(args.ask.yes, stop).await? {
         return Ok(exit);
     }
-    if !resumes && journal::exists(&folder, &name) && !args.show.quiet {
-        print_note(
-            args,
-            "an earlier copy like this one did not finish; --resume would go on with it, this one starts \
-                anew",
-        );
-    }
-    if args.from_replicas && source.topology().shards.iter().all(|shard| shard.replicas.is_empty()) {
-        print_note(args, "the source names no replicas: its primaries are read");
-    }
+    note_first(args, &source, !resumes && journal::exists(&folder, &name));
     let journal = Journal::open(&folder, &name, &description, resumes)?;
     let progress = Arc::new(CopyProgress::default());
     let total: u64 = plan.dbs.iter().filter_map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
-    let store = Store::new(&folder);
     let again = again::of_description(Kind::Copy, &description);
-    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
+    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes)
+        .named(args.job.name.as_ref())
+        .going_on_with("between", args.limits.between);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
-    let hooks = args.hooks.begin(&store, &begun_with);
+    let hooks = hooks.begin(&store, &begun_with);
     let look = standing::of_copy(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let dbs = options.dbs.clone();
@@ -183,6 +177,18 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let t = &result.tally;
     let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
     if result.is_equal() || partial && only_the_failed { whole } else { Ok(verify::exit_of(&result)) }
+}
+
+/// What is worth knowing before it begins; `is_left` where an earlier one has left its journal.
+fn note_first(args: &CopyArgs, source: &Deployment, is_left: bool) {
+    if is_left && !args.show.quiet {
+        let words = "an earlier copy like this one did not finish; --resume would go on with it, this one \
+            starts anew";
+        print_note(args, words);
+    }
+    if args.from_replicas && source.topology().shards.iter().all(|shard| shard.replicas.is_empty()) {
+        print_note(args, "the source names no replicas: its primaries are read");
+    }
 }
 
 fn existing(args: &CopyArgs) -> Existing {

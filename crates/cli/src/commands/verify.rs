@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_console::again;
+use whimbrel_control::again;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
@@ -15,7 +15,7 @@ use whimbrel_control::store::{Kind, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::budget::Rates;
+use whimbrel_flow::budget::{RateChange, Rates, Times};
 use whimbrel_flow::copy::DbPair;
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
@@ -41,7 +41,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
     let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
-    args.hooks.check(Kind::Verify)?;
+    let hooks = args.job.hooks.settings(Kind::Verify)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     verify::check_comparable(&source).and(verify::check_comparable(&target))?;
     let options = VerifyOptions {
@@ -60,7 +60,12 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         differences_max: args.list,
         from_replica: args.from_replicas,
         check_extra: !args.ignore_extra,
-        rates: Rates::new(args.rate_keys, None).with_max_latency(args.max_latency),
+        rates: Rates::of(RateChange {
+            keys: args.rate_keys,
+            max_latency_ms: args.max_latency,
+            times: args.between.map(Times::Between),
+            ..RateChange::default()
+        }),
         ..VerifyOptions::default()
     };
     let journal = open_journal(args, &options, &source, &target)?;
@@ -70,17 +75,20 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     }
     let progress = Arc::new(VerifyProgress::default());
     let Some(OpenJournal { journal, folder, name, again }) = journal else {
-        if !args.hooks.on.is_empty() {
-            let what = "hooks are run at events of jobs, and this verification would be none";
-            return Err(Error::options(Side::Own, "read the options", what).with_remedy("leave out --on"));
+        if !args.job.hooks.on.is_empty() || args.job.name.is_some() {
+            let what = "jobs have names and hooks, and this verification would be none";
+            let remedy = "leave out --name and --on";
+            return Err(Error::options(Side::Own, "read the options", what).with_remedy(remedy));
         }
         return verify(source, target, options, &args.show, None, progress, stop).await;
     };
     let store = Store::new(&folder);
     let begun_with =
-        steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
+        steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
+            .named(args.job.name.as_ref())
+            .going_on_with("between", args.between);
     let stop = stop.child_token();
-    let hooks = args.hooks.begin(&store, &begun_with);
+    let hooks = hooks.begin(&store, &begun_with);
     let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
@@ -129,6 +137,7 @@ fn open_journal(
     if !args.resume && journal::is_open(&folder, &name) {
         return Ok(None);
     }
+    Store::new(&folder).refuse_taken(&args.job.name, &name)?;
     let again = again::of_description(Kind::Verify, &description);
     let journal = Journal::open(&folder, &name, &description, args.resume)?;
     Ok(Some(OpenJournal { journal, folder, name, again }))
@@ -143,6 +152,7 @@ fn scope(text: &str) -> Result<Scope> {
 
 /// A full verification of what a copy was about.
 pub fn options_after_copy(args: &CopyArgs, dbs: &[DbPair], check_extra: bool) -> Result<VerifyOptions> {
+    let times = args.limits.between.map(Times::Between);
     Ok(VerifyOptions {
         selection: args.which.names.selection()?,
         types: args.which.types.clone(),
@@ -150,6 +160,7 @@ pub fn options_after_copy(args: &CopyArgs, dbs: &[DbPair], check_extra: bool) ->
         retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
         from_replica: args.from_replicas,
         check_extra,
+        rates: Rates::of(RateChange { times, ..RateChange::default() }),
         ..VerifyOptions::default()
     })
 }

@@ -12,15 +12,13 @@ mod front;
 mod moves;
 mod shared;
 mod sync;
-mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use whimbrel_control::values::parse_ms;
 use whimbrel_core::units::parse_count;
-
-use self::values::parse_ms;
 
 pub use self::access::{Access, PASSWORD_TTL_MS, Reach};
 pub use self::assess::AssessArgs;
@@ -33,7 +31,7 @@ pub use self::moves::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
 };
-pub use self::shared::{Beforehand, Limits, Names, Show, Sides};
+pub use self::shared::{Beforehand, HookArgs, Limits, Names, Show, Sides};
 pub use self::sync::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, UnfenceArgs, WatchArgs};
 
 /// The command line.

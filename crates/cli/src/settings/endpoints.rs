@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "etcd")]
 use whimbrel_control::fleet::etcd::EtcdOptions;
+use whimbrel_control::hooks::Sender;
 use whimbrel_control::private::warning_if_shared;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
@@ -17,7 +18,7 @@ use whimbrel_settings::values::{Moved, is_typed, run_again_with};
 #[cfg(feature = "etcd")]
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
-    Access, AssessArgs, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
+    Access, AssessArgs, ClusterArgs, Command, FleetAt, FrontArgs, HookArgs, JobAccess, JobsCommand, JoinArgs,
     MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs, Sides,
 };
 
@@ -356,14 +357,32 @@ fn without_password(text: &str) -> Option<(String, Secret)> {
     Some((Endpoint::without_password(text)?, password))
 }
 
+impl HookArgs {
+    /// How webhooks are reached.
+    ///
+    /// # Errors
+    /// `Options` or `Own` for files that cannot be read.
+    pub fn sender(&self) -> Result<Sender> {
+        check_file(Side::Own, "hook-", "ca", self.hook_ca.as_deref())?;
+        let file = self.hook_secret_file.as_deref();
+        let secret = secret(Side::Own, "hook-secret", file, "WHIMBREL_HOOK_SECRET")?;
+        Ok(Sender { ca_file: self.hook_ca.clone(), secret })
+    }
+}
+
 /// A password from a file, else from the environment.
 fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
+    secret(side, &format!("{prefix}password"), file, variable)
+}
+
+fn secret(side: Side, option: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
     let Some(path) = file else { return Ok(std::env::var(variable).ok().map(Secret::new)) };
-    warning_if_shared(path, "the password file").iter().for_each(|words| eprintln!("{words}"));
+    let what = option.rsplit('-').next().unwrap_or(option);
+    warning_if_shared(path, &format!("the {what} file")).iter().for_each(|words| eprintln!("{words}"));
     let text = std::fs::read_to_string(path).map_err(|e| {
-        let tried = format!("read the password file {}", path.display());
+        let tried = format!("read the {what} file {}", path.display());
         Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
-            .with_remedy(format!("name a file that can be read with --{prefix}password-file"))
+            .with_remedy(format!("name a file that can be read with --{option}-file"))
     })?;
     Ok(Some(Secret::new(text.lines().next().unwrap_or_default())))
 }

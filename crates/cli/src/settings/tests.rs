@@ -19,12 +19,13 @@ fn parse(line: &[&str], variables: &[(&str, &str)]) -> Result<Cli, Error> {
 /// Each option can be set, and no variable means two things.
 #[test]
 fn every_option_has_a_name_in_files_and_a_variable_of_its_own() {
-    const OTHER: [&str; 13] = [
+    const OTHER: [&str; 14] = [
         "WHIMBREL_SOURCE_PASSWORD",
         "WHIMBREL_TARGET_PASSWORD",
         "WHIMBREL_PASSWORD",
         "WHIMBREL_SERVE_PASSWORD",
         "WHIMBREL_STORE_PASSWORD",
+        "WHIMBREL_HOOK_SECRET",
         "WHIMBREL_LOG",
         "WHIMBREL_LOG_FORMAT",
         "WHIMBREL_CONFIG",

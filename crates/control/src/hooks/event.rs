@@ -16,6 +16,12 @@ pub enum HookEvent {
     Resumed,
     /// A sync has taken its snapshot, and follows: once for each process.
     Following,
+    /// A front moves keys: it was started, or turned round.
+    Moving,
+    /// All keys of a front have moved.
+    Moved,
+    /// Slots of a move have their new owner: a batch, or several that came within a moment.
+    HandedOver,
     /// Somebody has paused it.
     Paused,
     /// Somebody has had it go on after that.
@@ -34,7 +40,8 @@ pub enum HookEvent {
     CutOver,
     /// It was stopped, and can go on.
     Stopped,
-    /// An error has stopped it; it can go on.
+    /// An error has stopped it. A move of slots may have ended with it, and comes to [`HookEvent::Ended`]
+    /// then; else the job can go on.
     Failed,
     /// Nothing is left to be done for it.
     Ended,
@@ -42,10 +49,13 @@ pub enum HookEvent {
 
 impl HookEvent {
     /// All of them, in the order in which they come.
-    pub const ALL: [HookEvent; 14] = [
+    pub const ALL: [HookEvent; 17] = [
         HookEvent::Begun,
         HookEvent::Resumed,
         HookEvent::Following,
+        HookEvent::Moving,
+        HookEvent::Moved,
+        HookEvent::HandedOver,
         HookEvent::Paused,
         HookEvent::Unpaused,
         HookEvent::Trouble,
@@ -65,6 +75,9 @@ impl HookEvent {
             HookEvent::Begun => "begun",
             HookEvent::Resumed => "resumed",
             HookEvent::Following => "following",
+            HookEvent::Moving => "moving",
+            HookEvent::Moved => "moved",
+            HookEvent::HandedOver => "handed-over",
             HookEvent::Paused => "paused",
             HookEvent::Unpaused => "unpaused",
             HookEvent::Trouble => "trouble",
@@ -83,19 +96,23 @@ impl HookEvent {
     pub fn is_of(self, kind: Kind) -> bool {
         match self {
             HookEvent::Following
-            | HookEvent::Trouble
-            | HookEvent::Recovered
             | HookEvent::CutoverReady
             | HookEvent::Switch
             | HookEvent::CutoverRefused
             | HookEvent::CutOver => kind == Kind::Sync,
+            HookEvent::Moving | HookEvent::Moved => kind == Kind::Front,
+            HookEvent::HandedOver => kind == Kind::Move,
+            HookEvent::Trouble | HookEvent::Recovered => {
+                matches!(kind, Kind::Sync | Kind::Move | Kind::Front)
+            }
+            // A front that cannot go on is run again.
+            HookEvent::Failed => kind != Kind::Front,
             HookEvent::Begun
             | HookEvent::Resumed
             | HookEvent::Paused
             | HookEvent::Unpaused
             | HookEvent::Stopped
-            | HookEvent::Failed
-            | HookEvent::Ended => matches!(kind, Kind::Copy | Kind::Verify | Kind::Sync),
+            | HookEvent::Ended => true,
         }
     }
 
@@ -118,7 +135,8 @@ impl FromStr for HookEvent {
     fn from_str(text: &str) -> Result<HookEvent, String> {
         let found = HookEvent::ALL.into_iter().find(|event| event.name() == text);
         found.ok_or_else(|| {
-            format!("there is no event {text}; there are: {}", HookEvent::names_of(Kind::Sync))
+            let names = HookEvent::ALL.map(HookEvent::name).join(", ");
+            format!("there is no event {text}; there are: {names}")
         })
     }
 }
@@ -141,10 +159,11 @@ mod tests {
     fn names_are_read_as_they_are_written() {
         for event in HookEvent::ALL {
             assert_eq!(event.name().parse(), Ok(event));
-            assert!(event.is_of(Kind::Sync), "the list for an unknown name lacks {event}");
         }
         let error = "cutover".parse::<HookEvent>().expect_err("there is none");
         assert!(error.contains("begun, resumed, ") && error.ends_with(", ended"), "{error}");
         assert!(!HookEvent::names_of(Kind::Copy).contains("switch"));
+        assert!(HookEvent::names_of(Kind::Move).contains("handed-over, paused, "));
+        assert!(!HookEvent::names_of(Kind::Front).contains("failed"));
     }
 }

@@ -1,4 +1,4 @@
-//! Commands of the user's that are run at events of a job.
+//! Commands of the user's that are run at events of a job, and webhooks to which the events are posted.
 //!
 //! There are two kinds of events:
 //!
@@ -9,13 +9,17 @@
 //!   [`whimbrel_flow::sync::Hooks`].
 //!
 //! **Bounds.** Each command has a limited time, after which it is killed. Of what it prints the end is kept.
+//! A webhook has the same time, with all its tries.
 //! At the end of a job those that wait have twice the limit together, and what comes with the end has the
 //! limit of each once more.
 
 mod event;
 mod run;
+mod webhook;
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,38 +29,119 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::sync::{HookReport, Hooks, Moment, Occasion, Ran, SyncPhase};
 
 pub use self::event::HookEvent;
+use self::webhook::PACE;
+pub use self::webhook::{Sender, Webhook};
 use crate::clock::now_s;
-use crate::store::{CUT_OVER, HookEnd, Status, Store, What};
+use crate::store::{CUT_OVER, FAILED, HookEnd, Kind, Status, Store, What};
+
+/// Hooks of one job, at most: a cutover waits for some of them.
+const HOOKS_MAX: usize = 16;
+
+/// The phases of a front that are its events.
+const FRONT_FORWARDS: &str = "forwarding";
+const FRONT_MOVES: &str = "moving";
+const FRONT_DONE: &str = "done";
 
 /// Events that wait to be told; further ones are not.
 const QUEUE_MAX: usize = 32;
 
+/// How often it is looked at a job that moves slots.
+const POLL_PERIOD: Duration = Duration::from_millis(500);
+
 /// Characters of the last line that a command printed, as they are shown with its failure.
 const SHOWN_CHARS_MAX: usize = 200;
 
-/// A command, and the event at which it is run.
+/// What is done, and the event at which it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hook {
     /// When.
     pub event: HookEvent,
-    /// What, as a shell takes it.
-    pub command: String,
+    /// What.
+    pub action: Action,
 }
 
-/// As it is written: `EVENT=COMMAND`.
+/// What is done at an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// A command is run, as a shell takes it.
+    Run(String),
+    /// The event is posted.
+    Post(Webhook),
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Run(command) => f.write_str(command),
+            Action::Post(webhook) => webhook.fmt(f),
+        }
+    }
+}
+
+/// As it is written: `EVENT=COMMAND`, or `EVENT=https://…`.
 impl FromStr for Hook {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Hook, String> {
+    fn from_str(text: &str) -> std::result::Result<Hook, String> {
         let (event, command) = text.split_once('=').unwrap_or((text, ""));
         let event = event.trim().parse()?;
         match command.trim() {
             "" => Err(format!("say what is to be run: {event}=COMMAND")),
-            command => Ok(Hook { event, command: command.to_owned() }),
+            text if Webhook::is_meant(text) => Ok(Hook { event, action: Action::Post(text.parse()?) }),
+            command => Ok(Hook { event, action: Action::Run(command.to_owned()) }),
         }
+    }
+}
+
+/// What is run at events of jobs, as this process was told.
+#[derive(Debug, Clone, Default)]
+pub struct HookSettings {
+    /// Which hooks, in the order in which they are run.
+    pub hooks: Vec<Hook>,
+    /// How long each may take.
+    pub limit: Duration,
+    /// How webhooks are reached.
+    pub sender: Sender,
+}
+
+impl HookSettings {
+    /// The same, where all of them can be run at events of a job of this kind.
+    ///
+    /// # Errors
+    /// `Options` where one cannot, or there are too many.
+    pub fn check(self, kind: Kind) -> Result<HookSettings> {
+        let refused = |what: String| Error::options(Side::Own, "read the options", what);
+        if self.hooks.len() > HOOKS_MAX {
+            return Err(refused(format!("a job has {HOOKS_MAX} hooks at most")));
+        }
+        match self.hooks.iter().find(|hook| !hook.event.is_of(kind)) {
+            Some(hook) => {
+                let what = format!("a hook of {}: that does not happen to a {}", hook.event, kind.word());
+                Err(refused(what).with_remedy(format!("there are: {}", HookEvent::names_of(kind))))
+            }
+            None => Ok(self),
+        }
+    }
+
+    /// Those of a job that begins so; `None` where there are none.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn begin(&self, store: &Store, begun_with: &Status) -> Option<Arc<JobHooks>> {
+        if self.hooks.is_empty() {
+            return None;
+        }
+        let (store, begun_with) = (store.clone(), begun_with.clone());
+        let before = Mutex::new((begun_with.clone(), BTreeSet::new()));
+        let settings = self.clone();
+        let runner = Arc::new(Runner { settings, store, begun_with, closes_at: Mutex::default() });
+        let (events, told) = mpsc::channel(QUEUE_MAX);
+        let task = tokio::spawn(run_told(runner.clone(), told));
+        Some(Arc::new(JobHooks { runner, queue: Mutex::new(Some(Queue { events, task })), before }))
     }
 }
 
@@ -77,30 +162,42 @@ struct Queue {
 }
 
 impl JobHooks {
-    /// These hooks for a job that begins so; `None` where there are none. Each command may take `limit`.
-    ///
-    /// # Panics
-    /// Outside of a runtime.
-    pub fn begin(
-        hooks: Vec<Hook>,
-        limit: Duration,
-        store: &Store,
-        begun_with: &Status,
-    ) -> Option<Arc<JobHooks>> {
-        if hooks.is_empty() {
-            return None;
-        }
-        let (store, begun_with) = (store.clone(), begun_with.clone());
-        let before = Mutex::new((begun_with.clone(), BTreeSet::new()));
-        let runner = Arc::new(Runner { hooks, limit, store, begun_with, closes_at: Mutex::default() });
-        let (events, told) = mpsc::channel(QUEUE_MAX);
-        let task = tokio::spawn(run_told(runner.clone(), told));
-        Some(Arc::new(JobHooks { runner, queue: Mutex::new(Some(Queue { events, task })), before }))
-    }
-
     /// A process has begun the job, or goes on with it.
     pub(crate) fn has_begun(&self, is_resumed: bool, now: &Status) {
+        self.before.lock().0.clone_from(now);
         self.notify(if is_resumed { HookEvent::Resumed } else { HookEvent::Begun }, now);
+    }
+
+    /// Does the `work` of a job that moves slots, of which others see how it stands in `latest`; what is run
+    /// at its events is run meanwhile and after it.
+    pub(crate) async fn attend<T>(
+        &self,
+        is_resumed: bool,
+        latest: &Mutex<Status>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let now = || latest.lock().clone();
+        self.has_begun(is_resumed, &now());
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            never = self.poll_on(latest) => match never {},
+        };
+        self.poll(&now());
+        self.drain().await;
+        let now = match &outcome {
+            Ok(_) => now(),
+            Err(error) => Status { message: error.problem(), ..now() },
+        };
+        self.has_ended(now.ended, &now).await;
+        outcome
+    }
+
+    async fn poll_on(&self, latest: &Mutex<Status>) -> Infallible {
+        loop {
+            tokio::time::sleep(POLL_PERIOD).await;
+            let now = latest.lock().clone();
+            self.poll(&now);
+        }
     }
 
     /// Tells of what has happened since the job was looked at last.
@@ -130,7 +227,7 @@ impl JobHooks {
     /// listed under its name.
     pub(crate) async fn drain(&self) {
         let Some(Queue { events, task }) = self.queue.lock().take() else { return };
-        *self.runner.closes_at.lock() = Some(Instant::now() + 2 * self.runner.limit);
+        *self.runner.closes_at.lock() = Some(Instant::now() + 2 * self.runner.settings.limit);
         drop(events);
         // It does not panic, and ends within that time.
         let _ = task.await;
@@ -141,6 +238,7 @@ impl JobHooks {
     pub(crate) async fn has_ended(&self, is_over: bool, now: &Status) {
         let events: &[HookEvent] = match (is_over, now.message.is_empty()) {
             (true, _) if now.phase == CUT_OVER => &[HookEvent::CutOver, HookEvent::Ended],
+            (true, _) if now.phase == FAILED => &[HookEvent::Failed, HookEvent::Ended],
             (true, _) => &[HookEvent::Ended],
             (false, true) => &[HookEvent::Stopped],
             (false, false) => &[HookEvent::Failed],
@@ -154,9 +252,9 @@ impl JobHooks {
 impl Hooks for JobHooks {
     fn at(&self, moment: Moment) -> Vec<HookReport> {
         let event = HookEvent::from(moment);
-        let planned = |command: &str| HookReport {
+        let planned = |action: &Action| HookReport {
             event: event.name().to_owned(),
-            command: Some(command.to_owned()),
+            command: Some(action.to_string()),
             failure: None,
         };
         self.runner.of(event).into_iter().map(planned).collect()
@@ -185,12 +283,26 @@ fn between(before: &Status, now: &Status) -> Vec<HookEvent> {
     if before.phase != now.phase && now.phase == SyncPhase::Following.to_string() {
         events.push(HookEvent::Following);
     }
-    match (before.rates.paused, now.rates.paused) {
+    if now.kind == Kind::Front {
+        let is_turned = before.source != now.source;
+        let is_new = before.phase != now.phase || is_turned;
+        // It may be done before it was looked at again.
+        let begins = now.phase == FRONT_DONE && (before.phase == FRONT_FORWARDS || is_turned);
+        let goes = is_new && now.phase == FRONT_MOVES;
+        events.extend((begins || goes).then_some(HookEvent::Moving));
+        events.extend((is_new && now.phase == FRONT_DONE).then_some(HookEvent::Moved));
+    }
+    if before.moved != now.moved && !now.moved.is_empty() {
+        events.push(HookEvent::HandedOver);
+    }
+    match (before.rates.is_paused(), now.rates.is_paused()) {
         (false, true) => events.push(HookEvent::Paused),
         (true, false) => events.push(HookEvent::Unpaused),
         _ => {}
     }
     match (before.message.is_empty(), now.message.is_empty()) {
+        // Of one that has ended it says how.
+        (true, false) if now.ended => {}
         (true, false) => events.push(HookEvent::Trouble),
         (false, true) => events.push(HookEvent::Recovered),
         _ => {}
@@ -208,9 +320,7 @@ async fn run_told(runner: Arc<Runner>, mut told: mpsc::Receiver<(HookEvent, Stat
 /// Runs the hooks of a job, and notes what came of them.
 #[derive(Debug)]
 struct Runner {
-    hooks: Vec<Hook>,
-    /// How long each may take.
-    limit: Duration,
+    settings: HookSettings,
     store: Store,
     begun_with: Status,
     /// When those that wait have waited long enough.
@@ -218,9 +328,9 @@ struct Runner {
 }
 
 impl Runner {
-    fn of(&self, event: HookEvent) -> Vec<&str> {
-        let of_it = self.hooks.iter().filter(|hook| hook.event == event);
-        of_it.map(|hook| hook.command.as_str()).collect()
+    fn of(&self, event: HookEvent) -> Vec<&Action> {
+        let of_it = self.settings.hooks.iter().filter(|hook| hook.event == event);
+        of_it.map(|hook| &hook.action).collect()
     }
 
     /// Runs the hooks of one event, in the order in which they were named. One that fails keeps others only
@@ -233,15 +343,14 @@ impl Runner {
         until: Option<Instant>,
     ) -> Vec<HookReport> {
         let mut reports = Vec::new();
-        for command in self.of(event) {
+        for action in self.of(event) {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let limit = left.map_or(self.limit, |left| left.min(self.limit));
+            let limit = left.map_or(self.settings.limit, |left| left.min(self.settings.limit));
             let run::Ended { end, output } = if limit.is_zero() {
                 let why = "there was no time left for it".to_owned();
                 run::Ended { end: HookEnd::NotRun { why }, output: String::new() }
             } else {
-                let input = json!({"event": event.name(), "job": now, "cutover": cutover}).to_string() + "\n";
-                run::run(command, &self.environment(event, now), input.as_bytes(), limit).await
+                self.act(action, (event, now, cutover), limit).await
             };
             let failure = (end != HookEnd::Succeeded).then(|| in_words(&end, &output));
             self.note(&now.id, event, end, output);
@@ -252,6 +361,25 @@ impl Runner {
             }
         }
         reports
+    }
+
+    /// Does one thing, for `limit` at most.
+    async fn act(
+        &self,
+        action: &Action,
+        (event, now, cutover): (HookEvent, &Status, &Value),
+        limit: Duration,
+    ) -> run::Ended {
+        let told = json!({"event": event.name(), "at_s": now_s(), "job": now, "cutover": cutover});
+        let told = told.to_string() + "\n";
+        match action {
+            Action::Run(command) => {
+                run::run(command, &self.environment(event, now), told.as_bytes(), limit).await
+            }
+            Action::Post(to) => {
+                webhook::post(to, &self.settings.sender, event.name(), told.as_bytes(), limit, PACE).await
+            }
+        }
     }
 
     fn environment(&self, event: HookEvent, now: &Status) -> [(&'static str, String); 8] {
@@ -283,7 +411,6 @@ fn in_words(end: &HookEnd, output: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Kind;
 
     /// Far more than any of these takes on a busy machine.
     const LIMIT: Duration = Duration::from_secs(60);
@@ -294,9 +421,12 @@ mod tests {
     }
 
     fn hooks(store: &Store, limit: Duration, hooks: &[(HookEvent, &str)]) -> Arc<JobHooks> {
-        let hook =
-            |(event, command): &(HookEvent, &str)| Hook { event: *event, command: (*command).to_owned() };
-        JobHooks::begin(hooks.iter().map(hook).collect(), limit, store, &job()).expect("there are some")
+        let hook = |(event, command): &(HookEvent, &str)| {
+            format!("{event}={command}").parse::<Hook>().expect(command)
+        };
+        let settings =
+            HookSettings { hooks: hooks.iter().map(hook).collect(), limit, sender: Sender::default() };
+        settings.begin(store, &job()).expect("there are some")
     }
 
     /// What was noted: the event's name, how it ended, and what it printed.
@@ -318,6 +448,20 @@ mod tests {
         assert_eq!(between(&follows, &paused), [HookEvent::Paused, HookEvent::Trouble]);
         assert_eq!(between(&paused, &paused), []);
         assert_eq!(between(&paused, &follows), [HookEvent::Unpaused, HookEvent::Recovered]);
+        let front = |phase: &str| Status { kind: Kind::Front, phase: phase.to_owned(), ..job() };
+        let both = [HookEvent::Moving, HookEvent::Moved];
+        assert_eq!(between(&front("forwarding"), &front("done")), both, "it was too quick to be seen");
+        assert_eq!(between(&front("moving"), &front("done")), both[1..]);
+        assert_eq!(between(&front("done"), &front("moving")), both[..1], "it was turned round");
+        let back = Status { source: "b:2".to_owned(), target: "a:1".to_owned(), ..front("done") };
+        assert_eq!(between(&front("done"), &back), both, "and was there before that was seen");
+        let moves = |moved: &str, message: &str, ended: bool| {
+            let (moved, message) = (moved.to_owned(), message.to_owned());
+            Status { kind: Kind::Move, moved, message, ended, ..job() }
+        };
+        let none = moves("", "", false);
+        assert_eq!(between(&none, &moves("0-5", "", true)), [HookEvent::HandedOver], "also the last ones");
+        assert_eq!(between(&none, &moves("", "it cannot", true)), [], "how it ended comes with its end");
     }
 
     #[tokio::test]

@@ -179,13 +179,13 @@ fn ended(status: ExitStatus) -> HookEnd {
 
 /// The end of what was printed.
 #[derive(Debug, Default)]
-struct Tail {
+pub(super) struct Tail {
     bytes: Vec<u8>,
     is_cut: bool,
 }
 
 impl Tail {
-    fn push(&mut self, bytes: &[u8]) {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         let over = self.bytes.len().saturating_sub(OUTPUT_BYTES_MAX);
         if over > 0 {
@@ -195,7 +195,7 @@ impl Tail {
     }
 
     /// As text for people, with nothing in it that a terminal would take for an order.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let text = String::from_utf8_lossy(&self.bytes);
         let shown = text.trim_end().chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control());
         let cut = if self.is_cut { "…" } else { "" };

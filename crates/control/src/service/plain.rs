@@ -50,8 +50,11 @@ pub struct PlainRecord {
     pub nodes: Vec<String>,
     /// When the job was made, in seconds since the epoch.
     pub created_s: u64,
-    /// Its name.
+    /// The name that it has of itself.
     pub id: JobId,
+    /// What its user calls it.
+    #[serde(default)]
+    pub name: Option<String>,
     /// By which means.
     pub method: Method,
     /// The node that gives slots away.
@@ -92,6 +95,7 @@ impl PlainRecord {
     pub(super) fn status(&self, phase: NativePhase, moved: &SlotSet, message: &str, ended: bool) -> Status {
         Status {
             id: self.id.to_string(),
+            name: self.name.clone(),
             cluster: self.cluster.clone(),
             nodes: self.nodes.clone(),
             source: self.source.to_string(),
@@ -149,6 +153,7 @@ impl Fallback {
             transfer: self.transfer.clone(),
             batch_keys: self.batch_keys,
             native_stall_ms: None,
+            name: None,
         }
     }
 }
@@ -355,7 +360,8 @@ async fn external(
     let rules = Rules { max_pause_ms, ..settings.rules };
     let job = Job::new(plain.id.clone(), from, to, parts, rules);
     let record = Record::new(plain.cluster.clone(), plain.nodes.clone(), settings.transfer, job);
-    Ok(Record { batch_keys, created_s: plain.created_s, fell_back: Some(why), ..record })
+    let (created_s, name) = (plain.created_s, plain.name.clone());
+    Ok(Record { batch_keys, created_s, name, fell_back: Some(why), ..record })
 }
 
 /// Has the servers move the slots, and shows how that stands.

@@ -11,7 +11,7 @@ use whimbrel_engine::native::NativeKind;
 use whimbrel_engine::remedy::Remedy;
 
 use crate::executor::NOT_AT_ONCE;
-use crate::naming::process_name;
+use crate::naming::{JobName, process_name};
 use crate::options::TransferOptions;
 use crate::pause::{self, PauseNeed};
 
@@ -86,6 +86,8 @@ pub struct Settings {
     /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
     /// milliseconds. `None`: nothing takes its place.
     pub native_stall_ms: Option<u64>,
+    /// What their user calls the jobs: the second one `NAME-2`, and so on.
+    pub name: Option<JobName>,
 }
 
 /// How the slots of one move are handed over.

@@ -43,16 +43,16 @@ impl<S: Steered> Attended<S> {
     /// locked.
     ///
     /// # Errors
-    /// `Own` where the socket cannot be made.
+    /// `Own` where the socket cannot be made; `Options` where another job has its name.
     pub async fn begin(store: &Store, steered: Arc<S>) -> Result<Attended<S>> {
         let job = steered.standing().await.job;
         let socket = Socket::bind(&store.socket(&job.id))?;
         let file = socket.file();
         let is_resumed = store.find(&job.id).is_some();
+        store.publish_first(&job).await?;
         if is_resumed {
             store.note_resumed(&job.id);
         }
-        store.publish(&job);
         if let Some(hooks) = steered.hooks() {
             hooks.has_begun(is_resumed, &job);
         }

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::budget::Rates;
+use whimbrel_flow::budget::{RateChange, Rates};
 use whimbrel_flow::journal;
 use whimbrel_flow::sync::{Ask, CutoverOptions};
 
@@ -96,6 +96,10 @@ impl LocalJob {
         LocalJob { kept: Some((store.clone(), id.to_owned())), ..self }
     }
 
+    fn kind(&self) -> Kind {
+        (self.look)().job.kind
+    }
+
     /// Whether somebody wants it to end for good.
     fn is_cancelled(&self) -> bool {
         self.is_cancelled.load(Ordering::Acquire)
@@ -109,10 +113,13 @@ impl LocalJob {
         let Some((cutovers, worded)) = &self.cutovers else {
             return Err(Refusal::unsupported("only a sync can be cut over"));
         };
-        if self.rates.now().paused {
-            let text =
-                "the sync is paused, so what is left would not arrive: whimbrel jobs resume has it go on";
-            return Err(Refusal { why: Why::Refused, text: text.to_owned() });
+        let now = self.rates.now();
+        if let Some(paused) = now.pause_in_words() {
+            let how = if now.paused { "resume" } else { "set NAME between=none" };
+            let text = format!(
+                "the sync is {paused}, so what is left would not arrive: whimbrel jobs {how} has it go on"
+            );
+            return Err(Refusal { why: Why::Refused, text });
         }
         let (answer, told) = oneshot::channel();
         let gone = || Error::own("cut over", "the sync has ended");
@@ -137,15 +144,27 @@ impl LocalJob {
     }
 }
 
-/// Does what changes nothing but how fast keys move; `None` for other requests.
-pub(crate) fn steer(rates: &Rates, request: Request) -> Option<Value> {
+/// Does what changes nothing but how fast keys move; `None` for other requests. What a job of this kind
+/// cannot change is refused.
+pub(crate) fn steer(
+    rates: &Rates,
+    kind: Kind,
+    request: Request,
+) -> Option<std::result::Result<Value, Refusal>> {
+    let refused = |text: &str| Some(Err(Refusal::unsupported(text)));
     match request {
+        Request::Set(RateChange { max_lag: Some(_), .. }) if kind == Kind::Verify => {
+            return refused("a verification writes nothing, so no replica falls behind for it");
+        }
+        Request::Set(RateChange { memory_bytes: Some(_), .. }) if !rates.steers_memory() => {
+            return refused("memory can be changed of a copy or a sync whose keys move; nothing was changed");
+        }
         Request::Pause => rates.pause(true),
         Request::Resume => rates.pause(false),
         Request::Set(change) => rates.change(change),
         _ => return None,
     }
-    Some(serde_json::to_value(rates.now()).unwrap_or_default())
+    Some(Ok(serde_json::to_value(rates.now()).unwrap_or_default()))
 }
 
 /// Why something was not done that may have been begun.
@@ -191,10 +210,9 @@ impl Steered for LocalJob {
                 store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
                 Ok(stood.into())
             }
-            other => steer(&self.rates, other).ok_or_else(|| {
-                Refusal::unsupported(
-                    "this job can be paused, resumed, set and cancelled, and a sync be cut over",
-                )
+            other => steer(&self.rates, self.kind(), other).unwrap_or_else(|| {
+                let text = "this job can be paused, resumed, set and cancelled, and a sync be cut over";
+                Err(Refusal::unsupported(text))
             }),
         }
     }
@@ -224,6 +242,7 @@ pub fn beginning_at(
     let now_s = now_s();
     Status {
         id: name.to_owned(),
+        name: before.as_ref().and_then(|before| before.name.clone()),
         kind,
         source,
         target,

@@ -8,11 +8,13 @@
 //! - `ID.report`: what came of it, likewise;
 //! - `ID.schedule`: a cutover that was ordered for later, see [`crate::steering::Scheduled`];
 //! - `ID.socket`: where the process that runs it takes requests, see [`crate::steering`];
+//! - `names.lock`: held by the process that is about to give jobs their names;
 //! - `ID.job`: for one that moves slots its journal, a redb file. The process that runs the job has it open,
 //!   and locked. Other kinds have theirs in the state folder, see `whimbrel_flow::journal`.
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.
 
+mod names;
 mod status;
 mod trace;
 
@@ -27,7 +29,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
 
-pub use self::status::{CUT_OVER, Entry, Kind, Status};
+pub use self::status::{CUT_OVER, Entry, FAILED, Kind, Status};
 pub use self::trace::{Event, HookEnd, What};
 use crate::clock::now_s;
 use crate::socket::is_served;
@@ -88,7 +90,7 @@ impl Store {
         if !path.exists() {
             return Err(self.fail(id, &"there is no such job").with_remedy(Remedy::ListJobs));
         }
-        let documents = RedbDocuments::open(&path).map_err(|e| match e {
+        let documents = RedbDocuments::open_soon(&path).map_err(|e| match e {
             OpenError::InUse => {
                 self.fail(id, &"another whimbrel is running this job").with_remedy(Remedy::WaitOrCancelJob)
             }
@@ -134,16 +136,19 @@ impl Store {
         Ok(self.list()?.into_iter().filter(left).map(|entry| entry.status.id).collect())
     }
 
-    /// The sync that runs and whose name begins with `wanted`; where that is empty, the only one.
+    /// The sync that runs and whose name is `wanted`, or begins so; where that is empty, the only one.
     ///
     /// # Errors
     /// `Options` where there is none, or more than one; `Own` where the folder cannot be read.
     pub fn running_sync(&self, wanted: &str) -> Result<Status> {
         let is_it = |entry: &Entry| {
-            entry.status.kind == Kind::Sync && entry.running && entry.status.id.starts_with(wanted)
+            entry.status.kind == Kind::Sync && entry.running && entry.status.is_called(wanted)
         };
         let mut found: Vec<Status> =
             self.list()?.into_iter().filter(is_it).map(|entry| entry.status).collect();
+        if let Some(at) = found.iter().position(|sync| [sync.label(), &sync.id].contains(&wanted)) {
+            return Ok(found.swap_remove(at));
+        }
         let refused = |what: String| Error::options(Side::Own, "find the sync", what);
         match (found.pop(), found.is_empty()) {
             (Some(sync), true) => Ok(sync),
@@ -153,7 +158,7 @@ impl Store {
                 Err(refused(format!("no sync runs in {folder}{which}")).with_remedy(Remedy::RunSync))
             }
             (Some(last), false) => {
-                let names: Vec<&str> = found.iter().chain([&last]).map(|status| status.id.as_str()).collect();
+                let names: Vec<&str> = found.iter().chain([&last]).map(Status::label).collect();
                 Err(refused(format!("several run: {}", names.join(", ")))
                     .with_remedy("name the one you mean"))
             }

@@ -5,8 +5,13 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_time;
 use whimbrel_flow::budget::RatesNow;
 
+use crate::naming::{JobName, written};
+
 /// How a sync ended whose target has taken over.
 pub const CUT_OVER: &str = "cut over";
+
+/// How a move of slots ended that could not be made.
+pub const FAILED: &str = "failed";
 
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -46,8 +51,11 @@ impl Kind {
 /// How a job stands, as others see it. What only jobs that move slots have is empty for others.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Status {
-    /// Its name.
+    /// The name that it has of itself.
     pub id: String,
+    /// What its user calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// What it does.
     #[serde(default)]
     pub kind: Kind,
@@ -142,6 +150,34 @@ fn slots_in(ranges: &str) -> usize {
 }
 
 impl Status {
+    /// What people call it.
+    pub fn label(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.id)
+    }
+
+    /// Whether one of its names begins so.
+    pub fn is_called(&self, beginning: &str) -> bool {
+        [Some(&self.id), self.name.as_ref()].into_iter().flatten().any(|name| name.starts_with(beginning))
+    }
+
+    /// The same with the name that its user gives it now; one that goes on keeps the name that it had where
+    /// none is given. The command that goes on with it has the name as well.
+    #[must_use]
+    pub fn named(self, given: Option<&JobName>) -> Status {
+        let name = given.map(ToString::to_string).or_else(|| self.name.clone());
+        let again = name.clone();
+        Status { name, ..self.going_on_with("name", again) }
+    }
+
+    /// The same, whose command that goes on with it has this option as well, where it has a value.
+    #[must_use]
+    pub fn going_on_with(mut self, option: &str, value: Option<impl ToString>) -> Status {
+        if let Some(value) = value.filter(|_| !self.again.is_empty()) {
+            self.again.extend([written(option), value.to_string()]);
+        }
+        self
+    }
+
     /// When it has ended, for people.
     pub fn ended_at(&self) -> Option<String> {
         self.ended.then(|| format_time(self.updated_s))

@@ -135,6 +135,13 @@ pub enum HookEnd {
         /// How long it had, in milliseconds.
         after_ms: u64,
     },
+    /// It is a webhook, and nobody has taken what was posted.
+    NotDelivered {
+        /// How often it was tried.
+        tries: u32,
+        /// Why not, the last time, in words.
+        why: String,
+    },
     /// It was not run, or not to its end.
     NotRun {
         /// Why, in words.
@@ -151,6 +158,13 @@ impl fmt::Display for HookEnd {
             HookEnd::Killed { signal } => write!(f, "was ended by signal {signal}"),
             HookEnd::TimedOut { after_ms } => {
                 write!(f, "was killed, as it had not ended after {}", format_duration_ms(*after_ms))
+            }
+            HookEnd::NotDelivered { tries, why } => {
+                write!(
+                    f,
+                    "was not delivered in {}: {why}",
+                    if *tries == 1 { "one try".to_owned() } else { format!("{tries} tries") }
+                )
             }
             HookEnd::NotRun { why } => write!(f, "was not run: {why}"),
         }

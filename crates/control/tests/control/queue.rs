@@ -102,6 +102,7 @@ async fn open(deployment: &Arc<Deployment>, folder: &Path, method: Method) -> Ar
         max_pause_ms: Some(1_000),
         transfer: TransferOptions::default(),
         batch_keys: None,
+        name: None,
         native_stall_ms: None,
     };
     Queue::open(deployment.clone(), Store::new(folder), settings).await.expect("the cluster answers")

@@ -163,12 +163,9 @@ impl NodeFacts {
     fn of(info: &Info) -> NodeFacts {
         let number = |name| info.number(name).unwrap_or(0);
         let facts = ServerFacts::of(info);
-        let behind = |replica: &str| {
-            let offset = replica.split(',').find_map(|part| part.strip_prefix("offset="))?;
-            Some(number("master_repl_offset").saturating_sub(offset.parse().ok()?))
-        };
         let replicas = number("connected_slaves");
-        let lags = (0..replicas).filter_map(|i| behind(info.field(&format!("slave{i}"))?));
+        let offset = number("master_repl_offset");
+        let lags = info.replicas().into_iter().map(|replica| offset.saturating_sub(replica.offset));
         let failed = |name| info.field(name).is_some_and(|status| status != "ok");
         NodeFacts {
             version: facts.version,

@@ -12,6 +12,7 @@ use std::ops::Bound;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redb::backends::FileBackend;
@@ -81,6 +82,10 @@ fn failure(e: impl Into<redb::Error>) -> io::Error {
     }
 }
 
+/// How long others may have a file open to look at it, and how often it is tried again meanwhile.
+const LISTED_WITHIN: Duration = Duration::from_secs(1);
+const TRIED_EVERY: Duration = Duration::from_millis(10);
+
 impl RedbDocuments {
     /// Opens the file, and makes it where it is not there. A symbolic link is not followed.
     ///
@@ -98,6 +103,20 @@ impl RedbDocuments {
     pub fn open(path: &Path) -> Result<RedbDocuments, OpenError> {
         refuse_link(path).map_err(OpenError::Failed)?;
         RedbDocuments::of(path, &mut File::options())
+    }
+
+    /// As [`RedbDocuments::open`], for a job that goes on: who lists jobs has the file open for a moment.
+    ///
+    /// # Errors
+    /// Where it cannot be used, or somebody has had it open for a second.
+    pub fn open_soon(path: &Path) -> Result<RedbDocuments, OpenError> {
+        let began = Instant::now();
+        loop {
+            match RedbDocuments::open(path) {
+                Err(OpenError::InUse) if began.elapsed() < LISTED_WITHIN => std::thread::sleep(TRIED_EVERY),
+                outcome => return outcome,
+            }
+        }
     }
 
     fn of(path: &Path, options: &mut OpenOptions) -> Result<RedbDocuments, OpenError> {
@@ -352,5 +371,19 @@ mod tests {
         let link = folder.path().join("a-link");
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         assert!(matches!(RedbDocuments::open(&link), Err(OpenError::Failed(_))));
+    }
+
+    #[test]
+    fn who_goes_on_waits_for_others_that_look() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a-journal");
+        let looking = RedbDocuments::create(&path).expect("made");
+        let goes_on = std::thread::spawn({
+            let path = path.clone();
+            move || RedbDocuments::open_soon(&path).is_ok()
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        drop(looking);
+        assert!(goes_on.join().expect("no panic"), "it did not wait");
     }
 }

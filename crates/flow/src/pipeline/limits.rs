@@ -7,7 +7,8 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use super::options::CopyOptions;
-use crate::budget::{BigTransfers, MemoryBudget, Rates};
+use crate::budget::Rates;
+use crate::memory::{BigTransfers, MemoryBudget};
 use crate::progress::CopyProgress;
 
 /// The limits of one job.
@@ -25,8 +26,10 @@ pub(crate) struct Limits {
 
 impl Limits {
     pub(super) fn new(options: &CopyOptions, progress: Arc<CopyProgress>, stop: CancellationToken) -> Limits {
+        let budget = MemoryBudget::new(options.memory_bytes);
+        options.rates.steer_memory(&budget);
         Limits {
-            budget: MemoryBudget::new(options.memory_bytes),
+            budget,
             big_transfers: BigTransfers::new(options.memory_bytes, options.chunk_bytes as u64),
             rates: options.rates.clone(),
             left: options.limit.map(|keys| AtomicI64::new(i64::try_from(keys).unwrap_or(i64::MAX))),

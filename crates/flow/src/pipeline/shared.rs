@@ -19,7 +19,7 @@ use super::limits::Limits;
 use super::options::CopyOptions;
 use super::suspects::Suspects;
 use super::unstable::Unstable;
-use crate::latency::{self, Watching};
+use crate::latency::{self, Watched, Watching, Written};
 use crate::progress::CopyProgress;
 use crate::retry::Backoff;
 
@@ -51,7 +51,10 @@ impl Shared {
         progress: Arc<CopyProgress>,
         stop: CancellationToken,
     ) -> Shared {
-        let _watching = latency::watch(&options.rates, vec![source.clone(), target.clone()]);
+        let watched =
+            |deployment: &Arc<Deployment>, written| Watched { deployment: deployment.clone(), written };
+        let both = vec![watched(&source, Written::None), watched(&target, Written::All)];
+        let _watching = latency::watch(&options.rates, both);
         let only_whole = if source.is_proxied() || target.is_proxied() {
             // Pieces are put together by transactions, and by names that a proxy would send elsewhere.
             Some("through a proxy it goes in no other way")

@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::shared::Shared;
 use super::tracker::{Origins, Tracker};
-use crate::budget::MemoryPermit;
 use crate::keys::KeyState;
+use crate::memory::MemoryPermit;
 use crate::progress::CopyProgress;
 
 /// Which of `places` is a key's own.

@@ -46,7 +46,7 @@ use self::lane::{Lane, Work};
 pub use self::options::{SlotOptions, SlotProgress, TargetGate, TargetGateGuard};
 pub use self::shared::FOLLOWED_MAX;
 use self::shared::{Batch, Change, Changing, Node, Shared};
-use crate::budget::BigTransfers;
+use crate::memory::BigTransfers;
 
 /// Touched keys that one round of the catch-up takes.
 const ROUND_KEYS_MAX: usize = 32 << 10;

@@ -17,10 +17,10 @@ use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::options::{SlotOptions, SlotProgress};
-use crate::budget::BigTransfers;
 use crate::keys::Fit;
 use crate::large::KeyType;
 use crate::large::elements::ElementCommands;
+use crate::memory::BigTransfers;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
 /// again.

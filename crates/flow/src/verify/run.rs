@@ -23,7 +23,7 @@ use super::report::{DifferenceKind, Finding, Ledger, VerifyReport};
 use super::resume::{Checkpoints, VerifyState};
 use super::suspects::{Suspect, Suspects};
 use crate::journal::{Journal, UnitMark};
-use crate::latency;
+use crate::latency::{self, Watched, Written};
 use crate::scan::{KeyScan, Unit};
 
 /// A batch of keys of one database.
@@ -112,7 +112,12 @@ impl Run {
         let started = Instant::now();
         let run = Arc::new(self);
         let topologies = (run.source.topology(), run.target.topology());
-        let _watching = latency::watch(&run.options.rates, vec![run.source.clone(), run.target.clone()]);
+        let watched = |deployment: &Arc<Deployment>| {
+            let (deployment, written) = (deployment.clone(), Written::None);
+            Watched { deployment, written }
+        };
+        let both = vec![watched(&run.source), watched(&run.target)];
+        let _watching = latency::watch(&run.options.rates, both);
         // Dropping the future aborts all tasks it has started.
         let stopped_early = tokio::select! {
             biased;

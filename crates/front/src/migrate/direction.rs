@@ -53,7 +53,7 @@ impl Direction {
     }
 
     /// Which of the two keys move from, and which they move to.
-    pub(crate) fn ordered<T>(self, source: T, target: T) -> (T, T) {
+    pub fn ordered<T>(self, source: T, target: T) -> (T, T) {
         match self {
             Direction::ToTarget => (source, target),
             Direction::ToSource => (target, source),

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::failpoint::{self, When};
+use whimbrel_control::hooks::JobHooks;
 use whimbrel_control::steering::{Attended, How, Refusal, Request, Standing, Steered, Why};
 use whimbrel_control::store::Status;
 use whimbrel_engine::error::{Error, ErrorKind, Side};
+use whimbrel_flow::budget::RatesNow;
 use whimbrel_flow::sync::FrontOrder;
 use whimbrel_front::control::Control;
 use whimbrel_front::migrate::phase::Phase;
@@ -21,12 +23,18 @@ pub struct FrontJob {
     finished: CancellationToken,
     is_finished: AtomicBool,
     beginning: Status,
+    hooks: Option<Arc<JobHooks>>,
 }
 
 impl FrontJob {
-    /// One that began so. `finished` is cancelled when it has nothing left to do.
-    pub fn new(control: Arc<Control>, finished: CancellationToken, beginning: Status) -> FrontJob {
-        FrontJob { control, finished, is_finished: AtomicBool::new(false), beginning }
+    /// One that began so, with what is run at its events. `finished` is cancelled when it has nothing left to
+    /// do.
+    pub fn new(
+        control: Arc<Control>,
+        finished: CancellationToken,
+        (beginning, hooks): (Status, Option<Arc<JobHooks>>),
+    ) -> FrontJob {
+        FrontJob { control, finished, is_finished: AtomicBool::new(false), beginning, hooks }
     }
 }
 
@@ -36,13 +44,23 @@ impl Steered for FrontJob {
         let phase = serde_json::to_value(status.phase).unwrap_or_default();
         let moving = status.moving.as_ref();
         let (moved, left) = moving.map_or((0, None), |moving| (moving.moved, moving.left));
+        let rates = RatesNow { paused: moving.is_some_and(|moving| moving.paused), ..RatesNow::default() };
+        let (source, target) = status.direction.ordered(status.source.clone(), status.target.clone());
         let job = Status {
+            source,
+            target,
+            rates,
+            message: moving.and_then(|moving| moving.trouble.clone()).unwrap_or_default(),
             keys: left.map_or(0, |left| moved + left),
             keys_moved: moved,
             phase: phase.as_str().unwrap_or_default().to_owned(),
             ..self.beginning.clone()
         };
         Standing { job, details: serde_json::to_value(&status).unwrap_or_default() }
+    }
+
+    fn hooks(&self) -> Option<&JobHooks> {
+        self.hooks.as_deref()
     }
 
     async fn carry_out(

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fronts::FrontFiles;
+use whimbrel_control::store::Kind;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::server::Front;
 
@@ -45,6 +46,7 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
 
 async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let (source, target) = (args.source_endpoint()?, args.target_endpoint()?);
+    let hooks = args.hooks.settings(Kind::Front)?;
     let link = args.link_options();
     let files_each = files_each(&source, target.as_ref(), link).await;
     let options = options(args, files_each)?;
@@ -62,7 +64,8 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
             let files = FrontFiles::open(&folder, listen, (&at, &to), again(args, &at, &to))?;
             let wait = Duration::from_millis(args.wait);
             let (front, control) = Front::between(options, source, target, &files.state(), wait).await?;
-            let job = FrontJob::new(control, stop.clone(), files.beginning());
+            let begun = (files.beginning(), files.begin_hooks(&hooks));
+            let job = FrontJob::new(control, stop.clone(), begun);
             let attended = files.attend(job).await?;
             (front, Some((files, attended)))
         }

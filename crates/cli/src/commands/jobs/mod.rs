@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_console::again;
+use whimbrel_control::hooks::HookSettings;
 use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
 use whimbrel_control::steering::Request;
@@ -34,7 +35,7 @@ pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
 
 async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
     let folder = whimbrel_control::private::state_dir(args.state_dir.as_deref())?;
-    let jobs = Jobs::of(&folder, again::arguments);
+    let jobs = Jobs::of(&folder);
     let (named, as_json) = (args.state_dir.as_deref(), args.json);
     let Some(command) = &args.command else {
         list(&jobs.as_they_are(jobs.all()?).await, named, as_json);
@@ -82,7 +83,8 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
             steer(&jobs, &jobs.find(job)?, request, as_json).await
         }
         JobsCommand::Cancel { job, access } => cancel(&jobs, &jobs.find(job)?, access, as_json).await,
-        JobsCommand::Resume { job, access } => {
+        JobsCommand::Resume { job, access, hooks } => {
+            let hooks = hooks.settings(Kind::Move)?;
             let entries = match job {
                 Some(job) => vec![jobs.find(job)?],
                 None => {
@@ -97,12 +99,18 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
             if let ([entry], true) = (&entries[..], job.is_some())
                 && entry.running
             {
+                if !hooks.hooks.is_empty() {
+                    let what = "a job that runs has the hooks that it was begun with";
+                    return Err(
+                        Error::options(Side::Own, "resume the job", what).with_remedy("leave out --on")
+                    );
+                }
                 return steer(&jobs, entry, Request::Resume, as_json).await;
             }
             if let Some(entry) = entries.iter().find(|entry| entry.status.kind != Kind::Move) {
                 return Err(goes_on_by_itself(entry, named));
             }
-            resume(&jobs.store, &entries, access, as_json, stop).await
+            resume(&jobs.store, &entries, (access, &hooks), as_json, stop).await
         }
     }
 }
@@ -160,7 +168,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
             _ => String::new(),
         };
         table.row(vec![
-            status.id.clone(),
+            status.label().to_owned(),
             status.kind.word().to_owned(),
             seen.state_in_words(),
             status.percent().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
@@ -183,7 +191,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
 
 /// What goes on with an interrupted job.
 fn print_resume(entry: &Entry, folder: Option<&Path>) {
-    let id = &entry.status.id;
+    let id = entry.status.label();
     match again::command(&entry.status, folder) {
         Some(command) if entry.status.kind == Kind::Move => out!("{id} goes on with: {command}"),
         Some(command) => out!("{id} goes on with: {command}, with its users, passwords and other options"),
@@ -197,7 +205,10 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         return;
     }
     let status = &seen.entry.status;
-    out!("job      {}", status.id);
+    out!("job      {}", status.label());
+    if status.name.is_some() {
+        out!("id       {}", status.id);
+    }
     out!("kind     {}", status.kind.word());
     out!("state    {}", seen.state_in_words());
     if !status.message.is_empty() {
@@ -353,7 +364,7 @@ fn quiet(json: bool) -> Show {
 async fn resume(
     store: &Store,
     entries: &[Entry],
-    access: &JobAccess,
+    (access, hooks): (&JobAccess, &HookSettings),
     as_json: bool,
     stop: &CancellationToken,
 ) -> Result<Exit> {
@@ -377,7 +388,7 @@ async fn resume(
             if matches!(ready.task, Task::Plain(_)) && !as_json {
                 eprintln!("note     job {} begins again with what is left to move", entry.status.id);
             }
-            jobs.push(ready);
+            jobs.push(ready.with_hooks(hooks));
             at = Some(&entry.status);
         }
         let Some(at) = at else { continue };

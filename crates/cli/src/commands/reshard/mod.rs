@@ -14,7 +14,7 @@ use whimbrel_control::canary::{self, Canary};
 use whimbrel_control::daemon::client::DaemonClient;
 use whimbrel_control::moves::{Plan, Situation, Weighing};
 use whimbrel_control::service::{self, Settings};
-use whimbrel_control::store::Store;
+use whimbrel_control::store::{Kind, Store};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{self as planner, Balance, Move, PlanError};
 use whimbrel_core::slot::SlotSet;
@@ -110,11 +110,15 @@ async fn try_command(
     begun: &mut bool,
 ) -> Result<Exit> {
     let daemon = moving.daemon()?;
+    let hooks = moving.job.hooks.settings(Kind::Move)?;
     let deployment = Arc::new(cluster::connect(at).await?);
     let situation = Situation::find(&deployment).await?;
     situation.refuse_silence()?;
     let moves = wanted(&situation)?;
     if daemon.is_none() {
+        let store = Store::new(&state_dir(moving.state_dir.as_deref())?);
+        let names = moving.job.name.iter().flat_map(|name| name.numbered(moves.len()));
+        store.refuse_taken(names, "")?;
         // A daemon has jobs wait for those that it runs, and looks again before each.
         situation.refuse_trouble(&moves)?;
     }
@@ -149,6 +153,7 @@ async fn try_command(
     let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
     let jobs = service::prepare(&store, &deployment, &plan.moves, &settings, keys_of).await?;
     *begun = true;
+    let jobs = jobs.into_iter().map(|job| job.with_hooks(&hooks)).collect();
     run_begun(&deployment, jobs, &moving.show, stop).await
 }
 

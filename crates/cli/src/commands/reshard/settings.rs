@@ -36,9 +36,12 @@ pub fn settings(moving: &MovingArgs, method: Method) -> Settings {
             rate_keys: moving.rate_keys,
             rate_bytes: moving.rate_bytes,
             max_latency_ms: moving.max_latency,
+            max_lag: moving.max_lag,
+            between: moving.between,
             stall_ms: moving.stall,
             ..TransferOptions::default()
         },
+        name: moving.job.name.clone(),
         batch_keys: moving.batch_keys,
         native_stall_ms: match moving.method {
             MethodChoice::Auto => moving.native_stall.or(Some(NATIVE_STALL_MS)),

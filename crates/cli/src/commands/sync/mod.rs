@@ -6,10 +6,10 @@ use std::sync::Arc;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use whimbrel_console::again;
+use whimbrel_control::again;
 use whimbrel_control::cutovers;
 use whimbrel_control::fronts::LocalFronts;
-use whimbrel_control::naming::job_of;
+use whimbrel_control::naming::{JobName, job_of};
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{CUT_OVER, Kind, Store};
 use whimbrel_control::syncing::{Current, Running, failed_hooks, lag_in_words, nothing_heard};
@@ -61,7 +61,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let endpoints = endpoints(args)?;
     let selection = args.names.selection()?;
     args.names.named_dbs(endpoints.1.db)?;
-    args.hooks.check(Kind::Sync)?;
+    args.job.hooks.settings(Kind::Sync)?;
     let (source, target) = args.sides.probe(endpoints, false).await?;
     let (dbs, all_dbs) = databases(args, &source, &target).await?;
     let description = args.names.between(&source.endpoint, &target.endpoint).sync(&args.names.dbs);
@@ -75,6 +75,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let name = format!("sync-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
     refuse_second(&folder, &name)?;
+    Store::new(&folder).refuse_taken(&args.job.name, &name)?;
     refuse_after_cutover(args, &folder, &source)?;
     let refuse_existing = !args.mirror;
     let resumes = args.going_on.resumes(&folder, &name);
@@ -129,6 +130,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let place = SyncRecord {
         folder: &folder,
         name: &name,
+        given: args.job.name.as_ref(),
         again: (copy_command::AGAIN, again::of_description(Kind::Sync, &description)),
         is_resumed: resumes,
         current: &current,
@@ -153,7 +155,7 @@ async fn there_and_back(
     again: &mut Option<String>,
     stop: &CancellationToken,
 ) -> Result<SyncReport> {
-    let mut direction = Direction::Forth;
+    let (store, mut direction) = (Store::new(folder), Direction::Forth);
     while let Some(from) = back.take() {
         direction = direction.turned();
         let (source, target) = direction.probe(args).await?;
@@ -173,6 +175,8 @@ async fn there_and_back(
         let place = SyncRecord {
             folder,
             name: &name,
+            // The cutover is done: another job that took the name meanwhile must not cost the way back.
+            given: args.job.name.as_ref().filter(|it| store.refuse_taken([it], &name).is_ok()),
             again: (&turned, again::of_description(Kind::Sync, &description)),
             is_resumed: false,
             current,
@@ -251,6 +255,8 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
 struct SyncRecord<'a> {
     folder: &'a Path,
     name: &'a str,
+    /// What its user calls it.
+    given: Option<&'a JobName>,
     /// What goes on with it: for people, and as arguments.
     again: (&'a str, Option<Vec<String>>),
     is_resumed: bool,
@@ -267,7 +273,7 @@ async fn attended(
     journal: Journal<SyncState>,
     stop: &CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
-    let SyncRecord { folder, name, again: (again, arguments), is_resumed, current } = place;
+    let SyncRecord { folder, name, given, again: (again, arguments), is_resumed, current } = place;
     let (asks, asked) = mpsc::channel(ASKS_MAX);
     let running = Running {
         name: name.to_owned(),
@@ -278,10 +284,12 @@ async fn attended(
     current.set(running.clone());
     let store = Store::new(folder);
     let begun_with =
-        steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
+        steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed)
+            .named(given)
+            .going_on_with("between", args.limits.between);
     let stop = stop.child_token();
     let rates = options.copy.rates.clone();
-    let hooks = args.hooks.begin(&store, &begun_with);
+    let hooks = args.job.hooks.settings(Kind::Sync)?.begin(&store, &begun_with);
     let at_cutovers = hooks.clone().map(|hooks| hooks as Arc<dyn Hooks>);
     let options = SyncOptions { hooks: at_cutovers, ..options };
     let noted = status.clone();

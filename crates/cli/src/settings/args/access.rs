@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use whimbrel_engine::link::LinkOptions;
 
-use super::values::{parse_ms, parse_ttl};
+use whimbrel_control::values::{parse_ms, parse_ttl};
 
 /// For how long a password that a command prints is valid, where the command line has no option for it.
 pub const PASSWORD_TTL_MS: u64 = 600_000;

@@ -7,7 +7,7 @@ use whimbrel_core::units::parse_count;
 
 use super::access::Reach;
 use super::shared::Limits;
-use super::values::parse_ms;
+use whimbrel_control::values::parse_ms;
 
 /// `whimbrel assess`.
 #[derive(Debug, Args)]

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use whimbrel_core::schedule::Window;
 use whimbrel_core::units::parse_count;
 
-use super::shared::{Beforehand, HookArgs, Limits, Resuming, Show, Sides, Which};
-use super::values::parse_ms;
+use super::shared::{Beforehand, JobArgs, Limits, Resuming, Show, Sides, Which};
+use whimbrel_control::values::parse_ms;
 
 /// `whimbrel copy`.
 #[derive(Debug, Args)]
@@ -73,7 +74,7 @@ pub struct CopyArgs {
     pub limits: Limits,
 
     #[command(flatten)]
-    pub hooks: HookArgs,
+    pub job: JobArgs,
 
     #[command(flatten)]
     pub show: Show,
@@ -152,8 +153,12 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
+    /// Compare at this time of the day only: 01:00-05:00, which is UTC, or 01:00-05:00+01:00
+    #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
+    pub between: Option<Window>,
+
     #[command(flatten)]
-    pub hooks: HookArgs,
+    pub job: JobArgs,
 
     #[command(flatten)]
     pub show: Show,

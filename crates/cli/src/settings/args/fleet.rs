@@ -7,7 +7,7 @@ use whimbrel_core::fleet::{PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use whimbrel_engine::endpoint::Address;
 
 use super::shared::Beforehand;
-use super::values::parse_ms;
+use whimbrel_control::values::parse_ms;
 
 /// What makes `whimbrel serve` the coordinator of a fleet.
 #[derive(Debug, Args)]

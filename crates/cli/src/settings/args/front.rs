@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::access::{SourceAccess, TargetAccess};
-use super::shared::{Beforehand, Show};
-use super::values::parse_ms;
+use super::shared::{Beforehand, HookArgs, Show};
+use whimbrel_control::values::parse_ms;
 
 /// `whimbrel front`.
 #[derive(Debug, Args)]
 #[command(
     subcommand_negates_reqs = true,
     args_conflicts_with_subcommands = true,
+    mut_arg("on", |arg| arg.requires("target")),
     after_help = "\
 Clients connect to the front as they would to the source, with their own users and passwords, and see no
 difference. With --target, `whimbrel front start` moves the keys there while clients are served, and
@@ -122,6 +123,9 @@ pub struct FrontArgs {
         value_parser = clap::value_parser!(u32).range(1..=1_000_000),
           help_heading = "Limits")]
     pub max_clients: u32,
+
+    #[command(flatten)]
+    pub hooks: HookArgs,
 
     #[command(flatten)]
     pub show: Show,

@@ -5,16 +5,18 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_control::daemon::NodePorts;
+use whimbrel_core::schedule::Window;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_flow::budget::RateChange;
+use whimbrel_flow::lag::MaxLag;
 
 use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
 use super::console::ConsoleArgs;
 use super::fleet::CoordinatorArgs;
-use super::shared::{Beforehand, Show};
-use super::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
+use super::shared::{Beforehand, HookArgs, JobArgs, Show};
+use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -108,6 +110,18 @@ pub struct MovingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
+    /// Move fewer keys while a replica of the target is further behind than this: 64MiB, or 5s (external)
+    #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
+    pub max_lag: Option<MaxLag>,
+
+    /// Move keys, and begin handovers, at this time of the day only: 01:00-05:00, which is UTC, or
+    /// 01:00-05:00+01:00 (external)
+    #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
+    pub between: Option<Window>,
+
+    #[command(flatten)]
+    pub job: JobArgs,
+
     /// Where jobs are written down; by default $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
@@ -116,7 +130,8 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "state_dir", "native_stall", "stall",
+            "rate_bytes", "max_latency", "max_lag", "between", "name", "on", "state_dir", "native_stall",
+            "stall",
     ])]
     pub server: Option<String>,
 
@@ -152,6 +167,8 @@ impl MovingArgs {
             (self.rate_keys.is_some(), "--rate-keys"),
             (self.rate_bytes.is_some(), "--rate-bytes"),
             (self.max_latency.is_some(), "--max-latency"),
+            (self.max_lag.is_some(), "--max-lag"),
+            (self.between.is_some(), "--between"),
         ]
         .into_iter()
         .find_map(|(given, name)| given.then_some(name))
@@ -171,6 +188,11 @@ fn not_served(arg: clap::Arg) -> clap::Arg {
     mut_arg("server", not_served),
     mut_arg("server_password_file", not_served),
     mut_arg("atomic", not_served),
+    mut_arg("name", not_served),
+    mut_arg("on", not_served),
+    mut_arg("hook_ca", not_served),
+    mut_arg("hook_secret_file", not_served),
+    mut_arg("hook_timeout", |arg| arg.hide(true)),
     mut_arg("dry_run", not_served),
     mut_arg("yes", not_served),
     mut_arg("report", not_served),
@@ -393,7 +415,8 @@ pub enum JobsCommand {
     Set {
         /// Its name
         job: String,
-        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME: at most that, or none
+        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME: at most that, or none;
+        /// between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a sync
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,
     },
@@ -404,6 +427,8 @@ pub enum JobsCommand {
         job: Option<String>,
         #[command(flatten)]
         access: JobAccess,
+        #[command(flatten)]
+        hooks: HookArgs,
     },
     /// Forget jobs that have ended
     Clean,

@@ -1,24 +1,23 @@
 //! Options that several commands have.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use whimbrel_control::hooks::{Hook, HookEvent, JobHooks};
-use whimbrel_control::store::{Kind, Status, Store};
+use whimbrel_control::hooks::{Hook, HookSettings};
+use whimbrel_control::naming::JobName;
+use whimbrel_control::store::Kind;
+use whimbrel_core::schedule::Window;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
-use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::{copy::LaneCounts, journal};
+use whimbrel_engine::error::Result;
+use whimbrel_flow::budget::{RateChange, Rates, Times};
+use whimbrel_flow::{copy::LaneCounts, journal, lag::MaxLag};
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
-use super::values::{parse_bytes, parse_hook_timeout, parse_ms, parse_small};
+use whimbrel_control::values::{parse_bytes, parse_hook_timeout, parse_ms, parse_small};
 use whimbrel_core::select::parse_type;
-
-/// Hooks of one job, at most: a cutover waits for some of them.
-const HOOKS_MAX: usize = 16;
 
 /// What the user may have answered already.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
@@ -96,6 +95,14 @@ pub struct Limits {
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
+    /// Read fewer keys while a replica of the target is further behind than this: 64MiB, or 5s
+    #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
+    pub max_lag: Option<MaxLag>,
+
+    /// Move keys at this time of the day only: 01:00-05:00, which is UTC, or 01:00-05:00+01:00
+    #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
+    pub between: Option<Window>,
+
     /// Values in flight at any time; resident memory stays under this plus 64 MiB
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
         help_heading = "Limits")]
@@ -121,6 +128,20 @@ pub struct Limits {
     pub scan_count: u32,
 }
 
+impl Limits {
+    /// How fast keys move, and when.
+    pub fn rates(&self) -> Rates {
+        Rates::of(RateChange {
+            keys: self.rate_keys,
+            bytes: self.rate_bytes,
+            max_latency_ms: self.max_latency,
+            max_lag: self.max_lag,
+            times: self.between.map(Times::Between),
+            memory_bytes: None,
+        })
+    }
+}
+
 /// Whether to go on with what was interrupted.
 #[derive(Debug, Args)]
 pub struct Resuming {
@@ -140,41 +161,48 @@ impl Resuming {
     }
 }
 
+/// What the job is called, and what is run at its events.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// What whimbrel jobs and other commands find the job by as well; not the name of one that has not ended.
+    /// Further jobs of the same command are NAME-2 and so on
+    #[arg(long, value_name = "NAME", help_heading = "What else")]
+    pub name: Option<JobName>,
+
+    #[command(flatten)]
+    pub hooks: HookArgs,
+}
+
 /// What is run at events of the job.
 #[derive(Debug, Args)]
 pub struct HookArgs {
-    /// Run a command at an event of the job, by /bin/sh; repeatable. docs/operating/hooks.md lists the events
-    #[arg(long = "on", value_name = "EVENT=COMMAND", help_heading = "Hooks")]
+    /// Run a command at an event of the job, by /bin/sh, or post the event to https://; repeatable.
+    /// docs/operating/hooks.md lists the events
+    #[arg(long = "on", value_name = "EVENT=COMMAND|URL", help_heading = "Hooks")]
     pub on: Vec<Hook>,
 
-    /// How long each of these commands may take; then it is killed
+    /// How long each of these may take; then it is killed, or given up
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_hook_timeout,
         help_heading = "Hooks")]
     pub hook_timeout: u64,
+
+    /// PEM file with the authorities that certificates of webhooks may come from [default: the system's]
+    #[arg(long, value_name = "FILE", help_heading = "Hooks")]
+    pub hook_ca: Option<PathBuf>,
+
+    /// File whose first line signs what webhooks are sent (or set WHIMBREL_HOOK_SECRET)
+    #[arg(long, value_name = "FILE", help_heading = "Hooks")]
+    pub hook_secret_file: Option<PathBuf>,
 }
 
 impl HookArgs {
-    /// Makes sure that all events can happen to a job of this kind.
+    /// Those of a job of this kind.
     ///
     /// # Errors
-    /// `Options` where one cannot, or there are too many.
-    pub fn check(&self, kind: Kind) -> Result<()> {
-        let refused = |what: String| Error::options(Side::Own, "read the options", what);
-        if self.on.len() > HOOKS_MAX {
-            return Err(refused(format!("--on can be given {HOOKS_MAX} times at most")));
-        }
-        match self.on.iter().find(|hook| !hook.event.is_of(kind)) {
-            Some(hook) => {
-                let what = format!("--on {}: that does not happen to a {}", hook.event, kind.word());
-                Err(refused(what).with_remedy(format!("there are: {}", HookEvent::names_of(kind))))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Those of a job that begins so.
-    pub fn begin(&self, store: &Store, begun_with: &Status) -> Option<Arc<JobHooks>> {
-        JobHooks::begin(self.on.clone(), Duration::from_millis(self.hook_timeout), store, begun_with)
+    /// As [`HookSettings::check`]; `Options` or `Own` for files that cannot be read.
+    pub fn settings(&self, kind: Kind) -> Result<HookSettings> {
+        let limit = Duration::from_millis(self.hook_timeout);
+        HookSettings { hooks: self.on.clone(), limit, sender: self.sender()? }.check(kind)
     }
 }
 

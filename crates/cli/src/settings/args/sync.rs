@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::cluster::ClusterArgs;
-use super::shared::{Beforehand, HookArgs, Limits, Names, Resuming, Show, Sides};
-use super::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
+use super::shared::{Beforehand, JobArgs, Limits, Names, Resuming, Show, Sides};
+use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 use whimbrel_core::schedule::{When, Window, parse_time};
 
 /// How whimbrel follows changes.
@@ -93,7 +93,7 @@ pub struct SyncArgs {
     pub limits: Limits,
 
     #[command(flatten)]
-    pub hooks: HookArgs,
+    pub job: JobArgs,
 
     /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
     /// without a login

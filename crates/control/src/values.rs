@@ -1,4 +1,6 @@
 //! Values of options, and what is wrong with those that are none.
+//!
+//! Each fails with words for the person who wrote it.
 
 use whimbrel_core::units;
 
