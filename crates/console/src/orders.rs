@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use whimbrel_control::cutovers::compared;
 use whimbrel_control::daemon::Jobs as _;
-use whimbrel_control::fronts::{self, FrontName};
+use whimbrel_control::fronts;
+use whimbrel_control::jobs::CancelAnswer;
 use whimbrel_control::service;
 use whimbrel_control::steering::{Call, Request};
 use whimbrel_control::store::{Entry, Kind, Status};
@@ -124,11 +125,7 @@ impl CutoverWanted {
             return Err(Failure::bad("a way back has no other way back: leave out reverse or back"));
         }
         let front = match self.fence {
-            FenceChoice::Front => {
-                let socket = fronts::find(folder, FrontName::Between(&sync.source, &sync.target))?;
-                let socket = std::path::absolute(socket);
-                Some(socket.map_err(|e| Failure::bad(format!("the front cannot be found: {e}")))?)
-            }
+            FenceChoice::Front => Some(fronts::of_cutover(folder, &[], (&sync.source, &sync.target))?),
             _ => None,
         };
         Ok(CutoverOptions {
@@ -195,26 +192,22 @@ async fn running(inner: &Inner, name: &str) -> Answer<Entry> {
 pub(crate) async fn cancel(inner: Arc<Inner>, name: String) -> Answer<Value> {
     let entry = find(&inner, &name).await?;
     let status = &entry.status;
-    if status.ended {
-        return Err(Failure::conflict(format!("job {name} has ended already: {}", status.phase)));
+    if let (Some(mover), Kind::Move, false) = (&inner.mover, status.kind, status.ended)
+        && status.cluster == mover.cluster()
+    {
+        mover.queue.cancel(&name).await?;
+        return Ok(json!({"job": name}));
     }
-    let jobs = inner.jobs();
-    match (&inner.mover, status.kind) {
-        (Some(mover), Kind::Move) if status.cluster == mover.cluster() => mover.queue.cancel(&name).await?,
-        _ if entry.running => {
-            service::ask(&jobs.store, &name, Request::Cancel, "cancel").await?;
+    match inner.jobs().cancel(&entry).await? {
+        CancelAnswer::Asked | CancelAnswer::Discarded => Ok(json!({"job": name})),
+        CancelAnswer::HasEnded => {
+            Err(Failure::conflict(format!("job {name} has ended already: {}", status.phase)))
         }
-        (_, Kind::Front) => {
-            return Err(Failure::conflict("keys of a front can be on both servers: it cannot be left so")
-                .with_remedy("run the front again, and have its keys move back"));
+        CancelAnswer::NeedsCluster => {
+            Err(Failure::conflict(format!("job {name} is of the cluster {}", status.cluster))
+                .with_remedy(format!("whimbrel jobs cancel {name}")))
         }
-        (_, Kind::Move) => {
-            return Err(Failure::conflict(format!("job {name} is of the cluster {}", status.cluster))
-                .with_remedy(format!("whimbrel jobs cancel {name}")));
-        }
-        (_, Kind::Copy | Kind::Verify | Kind::Sync) => jobs.discard(status)?,
     }
-    Ok(json!({"job": name}))
 }
 
 /// Has the target of a sync take over, or finds out whether it could.

@@ -103,6 +103,28 @@ impl FrontFiles {
     }
 }
 
+/// Where the front takes requests that holds its clients in a cutover: the one that is named, by its address
+/// or its state folder, else the one between the two servers. The path is absolute, since the sync asks
+/// there, wherever it runs.
+///
+/// # Errors
+/// As [`find`]; `Options` where several are named.
+pub fn of_cutover(folder: &Path, named: &[String], (source, target): (&str, &str)) -> Result<PathBuf> {
+    let socket = match named {
+        [] => find(folder, FrontName::Between(source, target)),
+        [one] => match one.parse() {
+            Ok(listen) => find(folder, FrontName::Listening(listen)),
+            Err(_) => find(Path::new(one), FrontName::Any),
+        },
+        _ => {
+            let what = "one front alone can hold the clients: of two, one could send its clients to the \
+                target and the other could not";
+            Err(Error::options(Side::Own, "read the options", what).with_remedy(Remedy::OneFront))
+        }
+    }?;
+    std::path::absolute(socket).map_err(|e| Error::own("find the front", e))
+}
+
 /// Asks a front that runs: the one with this address, or the only one.
 ///
 /// # Errors

@@ -15,7 +15,8 @@ use whimbrel_flow::journal::{self, Unfinished};
 
 use crate::again;
 use crate::clock::now_s;
-use crate::steering;
+use crate::service;
+use crate::steering::{self, Request};
 use crate::store::{Entry, Event, Kind, Status, Store};
 
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
@@ -26,6 +27,19 @@ const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 /// How often it is looked for more events.
 const EVENTS_PERIOD: Duration = Duration::from_millis(500);
+
+/// What came of an order to cancel a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelAnswer {
+    /// It had ended before.
+    HasEnded,
+    /// The process that runs it has been asked to end it.
+    Asked,
+    /// Nobody ran it, and now it cannot go on any more.
+    Discarded,
+    /// Nobody runs it, and what it has moved has to be rolled back in its cluster.
+    NeedsCluster,
+}
 
 /// The jobs of a state folder.
 #[derive(Debug)]
@@ -230,11 +244,38 @@ impl Jobs {
         Ok(None)
     }
 
+    /// Has a job end: the process that runs it is asked to; one that nobody runs is discarded, where nothing
+    /// has to be rolled back.
+    ///
+    /// # Errors
+    /// `Options` for a front that nobody runs; as [`service::ask`] for a job that runs; `Own` where the
+    /// journal of one that does not cannot be removed.
+    pub async fn cancel(&self, entry: &Entry) -> Result<CancelAnswer> {
+        let status = &entry.status;
+        match status.kind {
+            _ if status.ended => Ok(CancelAnswer::HasEnded),
+            _ if entry.running => {
+                service::ask(&self.store, &status.id, Request::Cancel, "cancel").await?;
+                Ok(CancelAnswer::Asked)
+            }
+            Kind::Move => Ok(CancelAnswer::NeedsCluster),
+            Kind::Front => {
+                let what = "keys of a front can be on both servers: it is no job that can be left as it is";
+                Err(Error::options(Side::Own, "cancel the job", what)
+                    .with_remedy("run the front again; whimbrel front reverse has the keys move back"))
+            }
+            Kind::Copy | Kind::Verify | Kind::Sync => {
+                self.discard(status)?;
+                Ok(CancelAnswer::Discarded)
+            }
+        }
+    }
+
     /// Ends a job for good that nobody runs and that moves no slots: it cannot go on any more.
     ///
     /// # Errors
     /// `Own` where its journal cannot be removed.
-    pub fn discard(&self, status: &Status) -> Result<()> {
+    fn discard(&self, status: &Status) -> Result<()> {
         journal::discard(&self.folder, &status.id)?;
         let (phase, updated_s) = ("cancelled".to_owned(), now_s());
         self.store.end(&Status { phase, ended: true, updated_s, ..status.clone() });

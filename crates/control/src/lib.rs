@@ -53,6 +53,7 @@ pub mod report;
 pub mod reports;
 #[cfg(test)]
 mod scene;
+pub mod secrets;
 pub mod service;
 mod socket;
 pub mod standing;
@@ -62,6 +63,7 @@ pub mod strangers;
 pub mod syncing;
 pub mod topology;
 pub mod values;
+pub mod verifying;
 pub mod web;
 
 pub use progress::JobProgress;

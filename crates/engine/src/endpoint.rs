@@ -10,6 +10,7 @@ use whimbrel_core::topology::Naming;
 use crate::error::{Error, Result, Side};
 pub use crate::login::Secret;
 use crate::login::{PasswordCommand, Token};
+use crate::remedy::Remedy;
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,8 +72,21 @@ impl Address {
         Some(Address::Tcp(host.to_owned(), port.parse().ok().filter(|p| *p > 0)?))
     }
 
-    /// Parses `ADDRESS=NAME`, or a name alone: what a command is called there, or everywhere.
-    pub fn parse_renaming(text: &str) -> Option<(Option<Address>, String)> {
+    /// What `PSYNC` is called: everywhere as `NAME`, or on one server as `HOST:PORT=NAME`.
+    ///
+    /// # Errors
+    /// `Options` for anything else.
+    pub fn parse_renamings(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
+        let parse = |text: &String| {
+            Address::parse_renaming(text).ok_or_else(|| {
+                let what = format!("{text} is no name of a command");
+                Error::options(Side::Source, "reading the options", what).with_remedy(Remedy::NamePsync)
+            })
+        };
+        texts.iter().map(parse).collect()
+    }
+
+    fn parse_renaming(text: &str) -> Option<(Option<Address>, String)> {
         let (at, name) = match text.rsplit_once('=') {
             Some((at, name)) => (Some(Address::parse_tcp(at)?), name),
             None => (None, text),

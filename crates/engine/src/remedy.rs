@@ -15,6 +15,10 @@ pub enum Remedy {
     UpgradeOrUseLegacyMethod,
     /// Do not name the source's command for replication.
     LeaveOutPsyncName,
+    /// Name one command, or one for each primary.
+    NamePsync,
+    /// Name a file that can be read with this option.
+    NameReadableFile(String),
     /// Say for how long passwords are valid.
     NamePasswordTtl,
     /// Give the password.
@@ -102,6 +106,8 @@ pub enum Remedy {
     RehearseCutover,
     /// Name the front that is meant, by where it listens.
     NameFront,
+    /// Have all clients go through one front, or stop writers elsewhere.
+    OneFront,
     /// Run a front that can move keys, or name its folder.
     RunFront,
     /// See which jobs there are.
@@ -125,6 +131,8 @@ impl fmt::Display for Remedy {
             Remedy::LeaveOutPsyncName => {
                 "do not name the source's PSYNC: changes are then followed by tracking"
             }
+            Remedy::NamePsync => "write a name, or HOST:PORT=NAME for one primary",
+            Remedy::NameReadableFile(_) => "name a file that can be read",
             Remedy::NamePasswordTtl => "say for how long a password is valid",
             Remedy::NamePassword => "name the password",
             Remedy::NameStoreUser => "name the user and password of the store",
@@ -184,6 +192,7 @@ impl fmt::Display for Remedy {
             Remedy::RunSync => "start the sync, or go on with it; or name its state folder",
             Remedy::RehearseCutover => "a rehearsed cutover measures it",
             Remedy::NameFront => "name the address of the one you mean",
+            Remedy::OneFront => "have all clients go through one, or stop the writers yourself",
             Remedy::RunFront => "run one with a target, or name its state folder",
             Remedy::ListJobs => "see which jobs there are, perhaps in another state folder",
             Remedy::WaitOrCancelJob => "wait for it, or cancel it",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::cutovers::{compared, failed_hooks, last};
-use whimbrel_control::fronts::{self, FrontName};
+use whimbrel_control::fronts;
 use whimbrel_control::steering::{Answer, Call, Request, Scheduled, Standing};
 use whimbrel_control::store::{Status, Store};
 use whimbrel_control::{private::state_dir, service};
@@ -188,27 +188,14 @@ async fn withdraw(args: &CutoverArgs, store: &Store, named: &str) -> Result<Exit
 
 /// Where the front takes requests that clients go through.
 fn front(args: &CutoverArgs, folder: &Path, sync: &Status) -> Result<Option<PathBuf>> {
-    let refused = |what: &str| Error::options(Side::Own, "read the options", what);
-    let named = match (&args.front[..], args.fence) {
-        (named, Some(FenceChoice::Front)) => named,
-        ([], _) => return Ok(None),
-        _ => return Err(refused("--front is for --fence front").with_remedy("add --fence front")),
-    };
-    let socket = match named {
-        [] => fronts::find(folder, FrontName::Between(&sync.source, &sync.target)),
-        [one] => match one.parse() {
-            Ok(listen) => fronts::find(folder, FrontName::Listening(listen)),
-            Err(_) => fronts::find(Path::new(one), FrontName::Any),
-        },
-        _ => {
-            let what = "one front alone can hold the clients: of two, one could send its clients to the \
-                target and the other could not";
-            Err(refused(what)
-                .with_remedy("have all clients go through one, which --front names, or use --fence external"))
-        }
-    }?;
-    // The sync asks there, wherever it runs.
-    std::path::absolute(socket).map(Some).map_err(|e| Error::own("find the front", e))
+    if is_front(args) {
+        return fronts::of_cutover(folder, &args.front, (&sync.source, &sync.target)).map(Some);
+    }
+    if args.front.is_empty() {
+        return Ok(None);
+    }
+    let what = "--front is for --fence front";
+    Err(Error::options(Side::Own, "read the options", what).with_remedy("add --fence front"))
 }
 
 /// Says when the writers may be stopped, and how far it is.

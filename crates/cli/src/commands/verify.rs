@@ -1,23 +1,21 @@
 //! `whimbrel verify`, and the verification at the end of `whimbrel copy --verify`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::again;
-use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{Kind, Store};
+use whimbrel_control::verifying::VerifyRecord;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::budget::{RateChange, Rates, Times};
 use whimbrel_flow::copy::DbPair;
-use whimbrel_flow::journal::{self, Journal};
+use whimbrel_flow::journal::Journal;
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, VerifyState};
 
@@ -68,13 +66,13 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         }),
         ..VerifyOptions::default()
     };
-    let journal = open_journal(args, &options, &source, &target)?;
+    let record = open_record(args, &options, (&source, &target))?;
     if !args.show.json && !args.show.quiet {
         eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
         eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
     }
     let progress = Arc::new(VerifyProgress::default());
-    let Some(OpenJournal { journal, folder, name, again }) = journal else {
+    let Some(VerifyRecord { journal, folder, name, again }) = record else {
         if !args.job.hooks.on.is_empty() || args.job.name.is_some() {
             let what = "jobs have names and hooks, and this verification would be none";
             let remedy = "leave out --name and --on";
@@ -106,22 +104,12 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     outcome
 }
 
-/// A verification that can be gone on with.
-struct OpenJournal {
-    journal: Journal<VerifyState>,
-    folder: PathBuf,
-    name: String,
-    /// The arguments that go on with it.
-    again: Option<Vec<String>>,
-}
-
 /// The journal, where there is one: a count, or a sample of a number of keys, is soon made again.
-fn open_journal(
+fn open_record(
     args: &VerifyArgs,
     options: &VerifyOptions,
-    source: &Deployment,
-    target: &Deployment,
-) -> Result<Option<OpenJournal>> {
+    (source, target): (&Deployment, &Deployment),
+) -> Result<Option<VerifyRecord>> {
     if options.depth == verify::Depth::Counts || matches!(options.scope, Scope::SampleKeys(_)) {
         if args.resume {
             let what = "counts and samples of a number of keys are not gone on with";
@@ -131,16 +119,7 @@ fn open_journal(
     }
     let between = args.which.names.between(&source.endpoint, &target.endpoint);
     let description = between.verification(options, args.sample.as_deref());
-    let name = format!("verify-{}", job_of(&description));
-    let folder = state_dir(args.state_dir.as_deref())?;
-    // Two may compare the same at the same time; only one of them can be gone on with.
-    if !args.resume && journal::is_open(&folder, &name) {
-        return Ok(None);
-    }
-    Store::new(&folder).refuse_taken(&args.job.name, &name)?;
-    let again = again::of_description(Kind::Verify, &description);
-    let journal = Journal::open(&folder, &name, &description, args.resume)?;
-    Ok(Some(OpenJournal { journal, folder, name, again }))
+    VerifyRecord::open(&state_dir(args.state_dir.as_deref())?, &description, &args.job.name, args.resume)
 }
 
 fn scope(text: &str) -> Result<Scope> {

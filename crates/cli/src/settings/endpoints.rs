@@ -8,9 +8,10 @@ use std::sync::Arc;
 use whimbrel_control::fleet::etcd::EtcdOptions;
 use whimbrel_control::hooks::Sender;
 use whimbrel_control::private::warning_if_shared;
+use whimbrel_control::secrets::{self, check_file};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
-use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::login::PasswordCommand;
 use whimbrel_settings::values::{Moved, is_typed, run_again_with};
@@ -66,21 +67,6 @@ impl Sides {
         );
         Ok((Arc::new(source?), Arc::new(target?)))
     }
-}
-
-/// What `PSYNC` is called, as `NAME` or `HOST:PORT=NAME`.
-///
-/// # Errors
-/// `Options` for anything else.
-pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
-    let parse = |text: &String| {
-        Address::parse_renaming(text).ok_or_else(|| {
-            let what = format!("{text} is no name of a command");
-            Error::options(Side::Source, "reading the options", what)
-                .with_remedy("write --source-psync NAME, or HOST:PORT=NAME for one primary")
-        })
-    };
-    texts.iter().map(parse).collect()
 }
 
 /// The HOST:PORT of an address as it is typed; what is none stays as it is, and equals none.
@@ -151,7 +137,7 @@ impl AssessArgs {
     /// As [`Sides::endpoints`].
     pub fn source_endpoint(&self) -> Result<Endpoint> {
         let mut source = self.reach.source(&self.source)?;
-        source.psync = psync_names(&self.source_psync)?;
+        source.psync = Address::parse_renamings(&self.source_psync)?;
         Ok(source)
     }
 
@@ -244,14 +230,9 @@ impl CoordinatorArgs {
                 password(Side::Store, "store-", self.store_password_file.as_deref(), STORE_PASSWORD)?;
         }
         if store.user.is_some() && store.password.is_none() {
-            return Err(Error::options(
-                Side::Store,
-                "reading the options",
-                "a user is named, but no password",
-            )
-            .with_remedy(format!(
-                "add it to the URL, set {STORE_PASSWORD}, or name a --store-password-file"
-            )));
+            let what = "a user is named, but no password";
+            let remedy = format!("add it to the URL, set {STORE_PASSWORD}, or name a --store-password-file");
+            return Err(Error::options(Side::Store, "reading the options", what).with_remedy(remedy));
         }
         for tls in store.endpoints.iter_mut().filter_map(|endpoint| endpoint.tls.as_mut()) {
             tls.ca_file.clone_from(&self.store_ca);
@@ -363,7 +344,7 @@ impl HookArgs {
     /// # Errors
     /// `Options` or `Own` for files that cannot be read.
     pub fn sender(&self) -> Result<Sender> {
-        check_file(Side::Own, "hook-", "ca", self.hook_ca.as_deref())?;
+        check_file(Side::Own, "hook-ca".to_owned(), self.hook_ca.as_deref())?;
         let file = self.hook_secret_file.as_deref();
         let secret = secret(Side::Own, "hook-secret", file, "WHIMBREL_HOOK_SECRET")?;
         Ok(Sender { ca_file: self.hook_ca.clone(), secret })
@@ -376,25 +357,9 @@ fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Re
 }
 
 fn secret(side: Side, option: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
-    let Some(path) = file else { return Ok(std::env::var(variable).ok().map(Secret::new)) };
-    let what = option.rsplit('-').next().unwrap_or(option);
-    warning_if_shared(path, &format!("the {what} file")).iter().for_each(|words| eprintln!("{words}"));
-    let text = std::fs::read_to_string(path).map_err(|e| {
-        let tried = format!("read the {what} file {}", path.display());
-        Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
-            .with_remedy(format!("name a file that can be read with --{option}-file"))
-    })?;
-    Ok(Some(Secret::new(text.lines().next().unwrap_or_default())))
-}
-
-/// A file that TLS needs and that cannot be read is a mistake of the command line, not of a server.
-fn check_file(side: Side, prefix: &str, option: &str, file: Option<&Path>) -> Result<()> {
-    let Some(path) = file else { return Ok(()) };
-    std::fs::File::open(path).map(drop).map_err(|e| {
-        let what = format!("TLS: {} cannot be read: {e}", path.display());
-        Error::options(side, "reading the options", what)
-            .with_remedy(format!("name a file that can be read with --{prefix}{option}"))
-    })
+    let (secret, warning) = secrets::secret(side, option, file, variable)?;
+    warning.iter().for_each(|words| eprintln!("{words}"));
+    Ok(secret)
 }
 
 fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {
@@ -436,7 +401,7 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
         tls.server_name = access.server_name.cloned();
         tls.insecure = insecure;
         for (option, file) in [("ca", access.ca), ("cert", access.cert), ("key", access.key)] {
-            check_file(side, access.prefix, option, file)?;
+            check_file(side, format!("{}{option}", access.prefix), file)?;
         }
         if insecure {
             let at = &endpoint.address;

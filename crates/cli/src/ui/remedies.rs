@@ -29,6 +29,10 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::UseNativeMethod => "use the servers' own migration: --method native",
         Remedy::UpgradeOrUseLegacyMethod => "upgrade the servers to 6.2 or later, or use --method legacy",
         Remedy::LeaveOutPsyncName => "leave out --source-psync: changes are then followed by tracking",
+        Remedy::NamePsync => "write --source-psync NAME, or HOST:PORT=NAME for one primary",
+        Remedy::NameReadableFile(option) => {
+            return format!("name a file that can be read with --{option}").into();
+        }
         Remedy::NamePasswordTtl => "name with --password-ttl for how long a password is valid",
         Remedy::NamePassword => {
             "name it in the URL, in a file, or in the environment variable that --help tells"
@@ -106,6 +110,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
                 --state-dir"
         }
         Remedy::RehearseCutover => "cutover --dry-run measures it",
+        Remedy::OneFront => "have all clients go through one, which --front names, or use --fence external",
         Remedy::NameFront => "name it by the IP:PORT that it was given with --listen",
         Remedy::RunFront => "run one with whimbrel front --target, or name its folder with --state-dir",
         Remedy::ListJobs => "see `whimbrel jobs list`; another --state-dir perhaps",

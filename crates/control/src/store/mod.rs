@@ -320,6 +320,16 @@ impl Store {
         }
     }
 
+    /// Forgets all jobs that have ended; how many.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read, or a file cannot be removed.
+    pub fn remove_ended(&self) -> Result<u64> {
+        let ended: Vec<Entry> = self.list()?.into_iter().filter(|entry| entry.status.ended).collect();
+        ended.iter().try_for_each(|entry| self.remove(&entry.status.id))?;
+        Ok(ended.len() as u64)
+    }
+
     /// Forgets a job.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_console::again;
 use whimbrel_control::hooks::HookSettings;
-use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
+use whimbrel_control::jobs::{CancelAnswer, Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
@@ -58,11 +58,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
             Ok(Exit::Success)
         }
         JobsCommand::Clean => {
-            let mut cleaned = 0;
-            for entry in jobs.store.list()?.iter().filter(|entry| entry.status.ended) {
-                jobs.store.remove(&entry.status.id)?;
-                cleaned += 1;
-            }
+            let cleaned = jobs.store.remove_ended()?;
             print(as_json, "cleaned", &format!("{} forgotten", format_count_of(cleaned, "ended job")));
             Ok(Exit::Success)
         }
@@ -280,28 +276,28 @@ async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> R
 }
 
 async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
-    let id = &entry.status.id;
-    if entry.status.ended {
-        print(as_json, "nothing", &format!("job {id} has ended already: {}", entry.status.phase));
-        return Ok(Exit::Success);
-    }
-    if !entry.running {
-        return match entry.status.kind {
-            Kind::Move => cancel_here(&jobs.store, entry, access, as_json).await,
-            _ => discard(jobs, &entry.status, as_json),
-        };
-    }
-    service::ask(&jobs.store, id, Request::Cancel, "cancel").await?;
-    print(as_json, "asked", &format!("job {id} has been asked to end"));
-    match jobs.until_cancelled(entry).await? {
-        Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
-        Some(now) => {
-            let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.phase);
-            print(as_json, "cancelled", &format!("job {id}: {phase}"));
+    let Status { id, kind, phase, .. } = &entry.status;
+    match jobs.cancel(entry).await? {
+        CancelAnswer::HasEnded => print(as_json, "nothing", &format!("job {id} has ended already: {phase}")),
+        CancelAnswer::NeedsCluster => return cancel_here(&jobs.store, entry, access, as_json).await,
+        CancelAnswer::Discarded => {
+            let what = if *kind == Kind::Verify { "" } else { "; what it wrote stays at the target" };
+            print(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
         }
-        None => {
-            let what = "the process that runs it has not ended it yet; it has been asked to";
-            return Err(Error::own(format!("cancel job {id}"), what).with_remedy("see `whimbrel jobs show`"));
+        CancelAnswer::Asked => {
+            print(as_json, "asked", &format!("job {id} has been asked to end"));
+            match jobs.until_cancelled(entry).await? {
+                Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
+                Some(now) => {
+                    let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.phase);
+                    print(as_json, "cancelled", &format!("job {id}: {phase}"));
+                }
+                None => {
+                    let what = "the process that runs it has not ended it yet; it has been asked to";
+                    let error = Error::own(format!("cancel job {id}"), what);
+                    return Err(error.with_remedy("see `whimbrel jobs show`"));
+                }
+            }
         }
     }
     Ok(Exit::Success)
@@ -332,20 +328,6 @@ async fn cancel_here(store: &Store, entry: &Entry, access: &JobAccess, as_json: 
         print_too_late(&entry.status, as_json);
     }
     Ok(exit)
-}
-
-/// Cancels a job of another kind that nobody runs: it cannot go on any more.
-fn discard(jobs: &Jobs, status: &Status, as_json: bool) -> Result<Exit> {
-    let id = &status.id;
-    if status.kind == Kind::Front {
-        let what = "keys of a front can be on both servers: it is no job that can be left as it is";
-        return Err(Error::options(Side::Own, "cancel the job", what)
-            .with_remedy("run the front again; whimbrel front reverse has the keys move back"));
-    }
-    jobs.discard(status)?;
-    let what = if status.kind == Kind::Verify { "" } else { "; what it wrote stays at the target" };
-    print(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
-    Ok(Exit::Success)
 }
 
 fn print_too_late(status: &Status, as_json: bool) {

@@ -15,7 +15,7 @@ use whimbrel_control::store::{CUT_OVER, Kind, Store};
 use whimbrel_control::syncing::{Current, Running, failed_hooks, lag_in_words, nothing_heard};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_engine::remedy::Remedy;
@@ -33,7 +33,6 @@ use crate::commands::losses::{self, Overwriting};
 use crate::commands::words;
 use crate::exit::Exit;
 use crate::settings::args::{FeedChoice, SyncArgs};
-use crate::settings::endpoints::psync_names;
 use crate::ui::display::{eta, paused};
 use whimbrel_control::private::state_dir;
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
@@ -196,7 +195,7 @@ async fn there_and_back(
 /// Both sides, as they were named.
 fn endpoints(args: &SyncArgs) -> Result<(Endpoint, Endpoint)> {
     let (source, target) = args.sides.endpoints()?;
-    let psync = psync_names(&args.source_psync)?;
+    let psync = Address::parse_renamings(&args.source_psync)?;
     Ok((Endpoint { psync, ..source }, target))
 }
 
