@@ -1,5 +1,6 @@
 //! Function libraries: they live outside the keyspace, and a copy of keys does not bring them along.
 
+use bytes::Bytes;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Code, Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
@@ -118,6 +119,28 @@ pub async fn share(source: &mut Link, target: &mut Link) -> Result<Vec<String>> 
     Ok(different)
 }
 
+/// The names of the libraries that both have with different code, as [`share`] would find them. Changes
+/// nothing.
+///
+/// # Errors
+/// As [`share`].
+pub async fn different(source: &mut Link, target: &mut Link) -> Result<Vec<String>> {
+    if source.may_run(&[b"FUNCTION", b"LIST"]).await?.is_some() {
+        return Ok(Vec::new());
+    }
+    let wanted = list(source, true).await?;
+    let Some((first, _)) = wanted.first() else { return Ok(Vec::new()) };
+    // No library has this code, so none is loaded.
+    if let Some(refused) = target.may_run(&[b"FUNCTION", b"LOAD", b"-"]).await? {
+        return Err(target.server_error(refused, format!("FUNCTION LOAD of library {first}").as_bytes()));
+    }
+    let found = list(target, true).await?;
+    let is_other = |(name, code): &(String, Bytes)| {
+        found.iter().any(|(theirs, held)| theirs == name && held != code).then(|| name.clone())
+    };
+    Ok(wanted.iter().filter_map(is_other).collect())
+}
+
 /// Gives the target exactly the libraries of the source. Those that differ or that the source lacks are
 /// deleted first, so nobody may use the target meanwhile.
 ///
@@ -143,14 +166,14 @@ pub async fn mirror(source: &mut Link, target: &mut Link) -> Result<()> {
     Ok(())
 }
 
-async fn libraries(deployment: &Deployment, with_code: bool) -> Result<Vec<(String, bytes::Bytes)>> {
+async fn libraries(deployment: &Deployment, with_code: bool) -> Result<Vec<(String, Bytes)>> {
     let topology = deployment.topology();
     let Some(shard) = topology.shards.first() else { return Ok(Vec::new()) };
     let mut link = deployment.open(&shard.primary, 0).await?;
     list(&mut link, with_code).await
 }
 
-async fn list(link: &mut Link, with_code: bool) -> Result<Vec<(String, bytes::Bytes)>> {
+async fn list(link: &mut Link, with_code: bool) -> Result<Vec<(String, Bytes)>> {
     let mut args: Vec<&[u8]> = vec![b"FUNCTION", b"LIST"];
     if with_code {
         args.push(b"WITHCODE");

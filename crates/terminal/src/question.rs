@@ -19,24 +19,17 @@ pub struct Question {
     pub text: String,
     /// What has to be typed to agree, where `y` is too easily said.
     pub typed: Option<String>,
-    /// Whether the command has `--dry-run`.
-    pub has_dry_run: bool,
 }
 
 impl Question {
     /// One that is answered with `y`.
     pub fn new(text: impl Into<String>) -> Question {
-        Question { text: text.into(), typed: None, has_dry_run: true }
+        Question { text: text.into(), typed: None }
     }
 
     /// One that is answered by typing a name: of what loses data.
     pub fn typed(text: impl Into<String>, name: impl Into<String>) -> Question {
         Question { typed: Some(name.into()), ..Question::new(text) }
-    }
-
-    /// For a command that has no `--dry-run`.
-    pub fn without_dry_run(self) -> Question {
-        Question { has_dry_run: false, ..self }
     }
 
     fn is_yes(&self, answer: &str) -> bool {

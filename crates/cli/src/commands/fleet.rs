@@ -77,7 +77,14 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
         },
         FleetCommand::Rebalance(order) => (vec!["REBALANCE".to_owned()], Goal::Settled, order),
     };
-    if let Some((ask, question)) = question(&args.command, &status, &goal) {
+    if let Some((ask, dry_run, question)) = question(&args.command, &status, &goal) {
+        if dry_run {
+            coordinator.order(&[vec!["REHEARSE".to_owned()], words].concat()).await?;
+            let plan = question.text.trim_end_matches('?');
+            let words = format!("plan     {plan}\ndry run: nothing was changed");
+            print_status(at.json, "dry-run", &words, &status);
+            return Ok(Exit::Success);
+        }
         let decision = confirm(&question, ask.yes, false, at.json, stop).await?;
         if let Some(exit) = decision.end(Exit::Success) {
             return Ok(exit);
@@ -92,10 +99,14 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
 }
 
 /// What is asked before somebody gives everything away.
-fn question(command: &FleetCommand, status: &FleetStatus, goal: &Goal) -> Option<(Beforehand, Question)> {
-    let (ask, and_leave) = match command {
-        FleetCommand::Leave { ask, .. } => (*ask, " and leave the fleet"),
-        FleetCommand::Drain { ask, .. } => (*ask, ""),
+fn question(
+    command: &FleetCommand,
+    status: &FleetStatus,
+    goal: &Goal,
+) -> Option<(Beforehand, bool, Question)> {
+    let (ask, dry_run, and_leave) = match command {
+        FleetCommand::Leave { ask, dry_run, .. } => (*ask, *dry_run, " and leave the fleet"),
+        FleetCommand::Drain { ask, dry_run, .. } => (*ask, *dry_run, ""),
         _ => return None,
     };
     let of_fleet = format!("of a fleet of {}", format_count_of(status.members.len() as u64, "member"));
@@ -109,7 +120,7 @@ fn question(command: &FleetCommand, status: &FleetStatus, goal: &Goal) -> Option
     };
     let left = format_count(goal.left(status));
     let text = format!("Have {what} ({left}) to others{and_leave}?");
-    Some((ask, Question::new(text).without_dry_run()))
+    Some((ask, dry_run, Question::new(text)))
 }
 
 async fn watch(

@@ -53,9 +53,8 @@ pub async fn confirm(
     }
     // The question goes to standard error: standard output may be a file that holds the plan.
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        let plan = if question.has_dry_run { ", or --dry-run to only see the plan" } else { "" };
         let error = Error::options(Side::Own, "ask whether to go on", "there is no terminal to ask on")
-            .with_remedy(format!("add --yes to do it without being asked{plan}"));
+            .with_remedy("add --yes to do it without being asked, or --dry-run to only see the plan");
         errors::show_error(&error, as_json, Exit::Refused);
         return Ok(Decision::CannotAsk);
     }

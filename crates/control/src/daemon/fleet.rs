@@ -65,8 +65,11 @@ pub(super) async fn answer(sub: &[u8], args: &[Bytes], fleet: Option<&Fleet>) ->
             _ => return no_number(),
         },
         (b"REBALANCE", []) => fleet.rebalance().await,
+        (b"REHEARSE", [order, args @ ..]) if !order.eq_ignore_ascii_case(b"REHEARSE") => {
+            return Box::pin(answer(order, args, Some(&fleet.rehearsing()))).await;
+        }
         (b"HELP", []) => return help(),
-        (b"STATUS" | b"LEAVE" | b"DRAIN" | b"JOIN" | b"PLACE" | b"REBALANCE" | b"HELP", _) => {
+        (b"STATUS" | b"LEAVE" | b"DRAIN" | b"JOIN" | b"PLACE" | b"REBALANCE" | b"REHEARSE" | b"HELP", _) => {
             return wrong_number(&format!("fleet|{}", shown(sub).to_ascii_lowercase()));
         }
         _ => return unknown_subcommand("FLEET", sub),
@@ -112,6 +115,8 @@ fn help() -> Value {
         "    Show that the password is known, as SCRAM-SHA-256 does, and have it shown.",
         "REBALANCE",
         "    Plan anew who has which partitions.",
+        "REHEARSE <subcommand> [<arg> ...]",
+        "    Refuse what that would refuse, and do nothing.",
         "STATUS",
         "    Return members, partitions, and what moves, as JSON.",
         "HELP",

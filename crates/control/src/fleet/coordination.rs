@@ -444,10 +444,11 @@ impl Coordination {
                 let _ = answer.send(Ok(self.status()));
                 return Ok(());
             }
-            Question::Rebalance => Ok(Input::Hold(false)),
-            Question::Leave(member) => self.may_give_up(*member).map(|()| Input::Leave(*member)),
-            Question::Weigh(member, weight) => self.weigh(*member, *weight),
-            Question::Place(backend, weight) => self.place(backend, *weight),
+            Question::Rehearse(question) => {
+                let _ = answer.send(self.input(question).map(|_| self.status()));
+                return Ok(());
+            }
+            question => self.input(question),
         };
         match input {
             Err(refused) => {
@@ -462,6 +463,17 @@ impl Coordination {
             }
         }
         Ok(())
+    }
+
+    /// What carries out what is asked. Changes nothing.
+    fn input(&self, question: &Question) -> std::result::Result<Input, Refused> {
+        match question {
+            Question::Leave(member) => self.may_give_up(*member).map(|()| Input::Leave(*member)),
+            Question::Weigh(member, weight) => self.weigh(*member, *weight),
+            Question::Place(backend, weight) => self.place(backend, *weight),
+            // Neither of the others carries anything out.
+            Question::Rebalance | Question::Status | Question::Rehearse(_) => Ok(Input::Hold(false)),
+        }
     }
 
     fn weigh(&self, member: MemberId, weight: Option<u32>) -> std::result::Result<Input, Refused> {

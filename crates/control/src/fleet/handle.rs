@@ -92,6 +92,8 @@ pub(super) enum Question {
     /// A part of the data for a backend, by its name.
     Place(String, u32),
     Rebalance,
+    /// Whether that would be refused.
+    Rehearse(Box<Question>),
 }
 
 /// What the coordinator hears.
@@ -116,6 +118,8 @@ pub struct Fleet {
     post: Arc<watch::Sender<Post>>,
     next_link: Arc<AtomicU64>,
     places: Arc<Semaphore>,
+    /// Nothing that is asked for is done.
+    rehearses: bool,
 }
 
 impl Fleet {
@@ -126,7 +130,13 @@ impl Fleet {
 
     fn with(post: Post) -> Fleet {
         let places = Arc::new(Semaphore::new(MEMBERS_MAX));
-        Fleet { post: Arc::new(watch::Sender::new(post)), next_link: Arc::default(), places }
+        let post = Arc::new(watch::Sender::new(post));
+        Fleet { post, next_link: Arc::default(), places, rehearses: false }
+    }
+
+    /// The same fleet, for questions of which nothing is done: what would be refused is refused.
+    pub(crate) fn rehearsing(&self) -> Fleet {
+        Fleet { rehearses: true, ..self.clone() }
     }
 
     /// One that does not lead yet.
@@ -225,6 +235,10 @@ impl Fleet {
 
     async fn ask(&self, question: Question) -> Result<FleetStatus, Refused> {
         let over = || self.post.borrow().over();
+        let question = match self.rehearses {
+            true => Question::Rehearse(Box::new(question)),
+            false => question,
+        };
         let (answer, answered) = oneshot::channel();
         self.events()?.send(Event::Asked(question, answer)).await.map_err(|_| over())?;
         answered.await.map_err(|_| over())?

@@ -53,6 +53,8 @@ pub enum Request {
     Reverse,
     /// End, with clients at the target.
     Finish,
+    /// Refuse what would be refused of that, and do nothing.
+    Rehearse(Box<Request>),
     /// Hold clients for a cutover, and what comes after that.
     Front(FrontOrder),
 }

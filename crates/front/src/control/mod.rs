@@ -61,6 +61,17 @@ struct Tasks {
     expiry: JoinSet<()>,
 }
 
+/// A change of what clients are served from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// See [`Control::start`].
+    Start,
+    /// See [`Control::reverse`].
+    Reverse,
+    /// See [`Control::finish`].
+    Finish,
+}
+
 /// How it stands.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
@@ -202,9 +213,29 @@ impl Control {
         self.begin(true).await
     }
 
-    async fn begin(&self, paused: bool) -> Result<()> {
-        // One at a time.
-        let mut tasks = self.tasks.lock().await;
+    /// Refuses what would be refused of a step, and changes nothing. How many keys would move.
+    ///
+    /// # Errors
+    /// As the step itself. What clients do until then can be in its way all the same.
+    pub async fn rehearse(&self, step: Step) -> Result<u64> {
+        let tasks = self.tasks.lock().await;
+        match step {
+            Step::Start => {
+                let servers = self.may_start(&tasks).await?;
+                let (mut from, mut to) = (servers.source.link().await?, servers.target.link().await?);
+                same_libraries(&servers.target, functions::different(&mut from, &mut to).await?)?;
+                Ok(servers.keys)
+            }
+            Step::Reverse => {
+                let (_, servers) = self.may_turn_around(&tasks).await?;
+                Ok(keyspace(&servers.source).await?.0)
+            }
+            Step::Finish => self.may_finish(&tasks).map(|_| 0),
+        }
+    }
+
+    /// What keys would be moved with. Changes nothing.
+    async fn may_start(&self, tasks: &Tasks) -> Result<Servers> {
         tasks.must_be_free("start")?;
         match self.stages.migration() {
             None => {}
@@ -222,6 +253,13 @@ impl Control {
         must_be_empty(&servers.target).await?;
         // Whether it can be written is better known before clients are stopped.
         self.state.save(Phase::Forwarding.into())?;
+        Ok(servers)
+    }
+
+    async fn begin(&self, paused: bool) -> Result<()> {
+        // One at a time.
+        let mut tasks = self.tasks.lock().await;
+        let servers = self.may_start(&tasks).await?;
         let (migration, moves) = MigrationState::new(servers, 0, self.wait, false);
         migration.paused.send_replace(paused);
         self.stages.begin(migration.clone()).await;
@@ -269,22 +307,23 @@ impl Control {
         let Ok(mut tasks) = self.tasks.try_lock() else {
             return Err(refuse("finish", "keys are about to move", "see whimbrel front status"));
         };
-        tasks.must_be_free("finish")?;
-        let migration = self.stages.migration();
-        let turns = match migration
-            .as_ref()
-            .map(|migration| (migration.is_done(), migration.turns, migration.direction()))
-        {
-            Some((true, turns, _)) => turns,
-            Some((false, _, direction)) => {
-                let what = format!("keys are still at the {}", direction.from());
-                return Err(refuse("finish", &what, "see whimbrel front status"));
-            }
-            None => return Err(refuse("finish", "no key has moved", "see whimbrel front status")),
-        };
+        let turns = self.may_finish(&tasks)?;
         self.state.save(Stand { phase: Phase::Finished, turns })?;
         tasks.is_finished = true;
         Ok(())
+    }
+
+    /// How often the direction has been turned, where all keys have moved.
+    fn may_finish(&self, tasks: &Tasks) -> Result<u32> {
+        tasks.must_be_free("finish")?;
+        match self.stages.migration() {
+            Some(migration) if migration.is_done() => Ok(migration.turns),
+            Some(migration) => {
+                let what = format!("keys are still at the {}", migration.direction().from());
+                Err(refuse("finish", &what, "see whimbrel front status"))
+            }
+            None => Err(refuse("finish", "no key has moved", "see whimbrel front status")),
+        }
     }
 
     fn phase(&self) -> Phase {
@@ -501,12 +540,16 @@ async fn when_done(
 /// Loads the function libraries of the source into the target. Nobody else is connected to either.
 async fn share_libraries(migration: &MigrationState) -> Result<()> {
     let (mut source, mut target) = (migration.open_source().await?, migration.open_target().await?);
-    let different = functions::share(&mut source, &mut target).await?;
+    same_libraries(&migration.servers.target, functions::share(&mut source, &mut target).await?)
+}
+
+/// Refuses libraries of the same name that differ.
+fn same_libraries(target: &Upstream, different: Vec<String>) -> Result<()> {
     if different.is_empty() {
         return Ok(());
     }
     Err(unfit(
-        migration.servers.target.endpoint(),
+        target.endpoint(),
         &format!("it has other function libraries of the same names as the source: {}", different.join(", ")),
         "delete those at the target with FUNCTION DELETE, or load there what is right into both",
     ))

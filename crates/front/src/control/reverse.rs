@@ -15,7 +15,7 @@ use whimbrel_flow::functions;
 use super::{Control, Tasks, close_others, first_database_alone, keyspace, must_be_empty, refuse, survey};
 use crate::migrate::direction::{Direction, TURNS_MAX};
 use crate::migrate::phase::{Phase, Stand};
-use crate::migrate::state::{MigrationState, Ready};
+use crate::migrate::state::{MigrationState, Ready, Servers};
 
 /// How long moves may take to come to their end, where commands would wait longer for them.
 const ENDED_WITHIN: Duration = Duration::from_secs(20);
@@ -49,9 +49,8 @@ impl Control {
         self.turn_around(true).await
     }
 
-    async fn turn_around(&self, paused: bool) -> Result<()> {
-        // One at a time.
-        let mut tasks = self.tasks.lock().await;
+    /// What keys move with now, and what they would be moved back with. Changes nothing.
+    pub(super) async fn may_turn_around(&self, tasks: &Tasks) -> Result<(Arc<MigrationState>, Servers)> {
         tasks.must_be_free("reverse")?;
         let migration = self.stages.migration().filter(|_| !tasks.is_finished);
         let migration = migration.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
@@ -70,7 +69,14 @@ impl Control {
         if migration.is_done() {
             must_be_empty(&servers.target).await?;
         }
-        let (next, moves) = MigrationState::new(servers, turns, self.wait, true);
+        Ok((migration, servers))
+    }
+
+    async fn turn_around(&self, paused: bool) -> Result<()> {
+        // One at a time.
+        let mut tasks = self.tasks.lock().await;
+        let (migration, servers) = self.may_turn_around(&tasks).await?;
+        let (next, moves) = MigrationState::new(servers, migration.turns + 1, self.wait, true);
         next.paused.send_replace(paused);
         // Moves that are under way end, and others do not begin. Clients go on meanwhile.
         let at_rest = timeout(self.wait.min(ENDED_WITHIN), migration.gate.write()).await;

@@ -15,17 +15,21 @@ use whimbrel_control::private::state_dir;
 
 /// Asks the front that runs, and shows what it answers.
 pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
-    let (at, ask, question) = match command {
-        FrontCommand::Start(change) => (&change.at, Some(change.ask), Request::Start),
+    let (at, change, question) = match command {
+        FrontCommand::Start(change) => (&change.at, Some(change), Request::Start),
         FrontCommand::Status(at) => (at, None, Request::Status),
         FrontCommand::Pause(at) => (at, None, Request::Pause),
         FrontCommand::Resume(at) => (at, None, Request::Resume),
-        FrontCommand::Reverse(change) => (&change.at, Some(change.ask), Request::Reverse),
-        FrontCommand::Finish(change) => (&change.at, Some(change.ask), Request::Finish),
+        FrontCommand::Reverse(change) => (&change.at, Some(change), Request::Reverse),
+        FrontCommand::Finish(change) => (&change.at, Some(change), Request::Finish),
+    };
+    let question = match change {
+        Some(change) if change.dry_run => Request::Rehearse(Box::new(question)),
+        _ => question,
     };
     let outcome = async {
-        if let Some(ask) = ask.filter(|ask| !ask.yes)
-            && let Some(exit) = agree(at, &question, ask, stop).await?
+        if let Some(change) = change.filter(|change| !change.ask.yes && !change.dry_run)
+            && let Some(exit) = agree(at, &question, change.ask, stop).await?
         {
             return Ok(exit);
         }
@@ -55,15 +59,23 @@ async fn agree(
         }
         _ => format!("Move the keys of {from} to {to}?"),
     };
-    let decision = confirm(
-        &whimbrel_terminal::question::Question::new(text).without_dry_run(),
-        ask.yes,
-        false,
-        at.json,
-        stop,
-    )
-    .await?;
-    Ok(decision.end(Exit::Success))
+    let question = whimbrel_terminal::question::Question::new(text);
+    Ok(confirm(&question, ask.yes, false, at.json, stop).await?.end(Exit::Success))
+}
+
+/// What a change would do that is only rehearsed; `keys` would move.
+fn show_rehearsed(change: &Request, status: &Value, keys: &Value) {
+    let (from, to, _) = way(status);
+    let keys = format_count_of(keys.as_u64().unwrap_or(0), "key");
+    match change {
+        Request::Reverse => out!("plan     {keys} would move from {to} to {from}"),
+        Request::Finish => {
+            let clients = format_count_of(status["clients"].as_u64().unwrap_or(0), "client");
+            out!("plan     the front would end and disconnect {clients}, which have to find {to} themselves");
+        }
+        _ => out!("plan     {keys} would move from {from} to {to}"),
+    }
+    out!("dry run: nothing was changed");
 }
 
 async fn asked(at: &FrontAt, question: Request) -> Result<Answer> {
@@ -90,6 +102,9 @@ fn show(at: &FrontAt, question: &Request, answer: &Answer) -> Exit {
         Request::Finish => {
             let (_, to, _) = way(status);
             out!("finished the front has ended; clients go to {to} themselves");
+        }
+        Request::Rehearse(change) => {
+            show_rehearsed(change, status, answer.outcome.as_ref().unwrap_or(&Value::Null));
         }
         _ => show_status(status),
     }

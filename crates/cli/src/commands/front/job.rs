@@ -12,7 +12,7 @@ use whimbrel_control::store::Status;
 use whimbrel_engine::error::{Error, ErrorKind, Side};
 use whimbrel_flow::budget::RatesNow;
 use whimbrel_flow::sync::FrontOrder;
-use whimbrel_front::control::Control;
+use whimbrel_front::control::{Control, Step};
 use whimbrel_front::migrate::phase::Phase;
 
 use crate::ui::remedies::whole;
@@ -78,6 +78,16 @@ impl Steered for FrontJob {
                 self.finished.cancel();
             }),
             Request::Status => Ok(()),
+            Request::Rehearse(change) => {
+                let step = match *change {
+                    Request::Start => Step::Start,
+                    Request::Reverse => Step::Reverse,
+                    Request::Finish => Step::Finish,
+                    _ => return Err(Refusal::unsupported("that is not rehearsed")),
+                };
+                let keys = self.control.rehearse(step).await;
+                return keys.map(Value::from).map_err(|e| Refusal { why: why(&e), text: whole(&e) });
+            }
             Request::Front(order) => {
                 let (name, holds) = (format!("front-{}", order.name()), order.name() == "hold");
                 failpoint::reached(&name, When::Before, 0).await;

@@ -141,6 +141,9 @@ pub enum FleetCommand {
         member: String,
         #[command(flatten)]
         ask: Beforehand,
+        /// Only say what would be done, and refuse what would be refused
+        #[arg(long, conflicts_with = "yes")]
+        dry_run: bool,
         #[command(flatten)]
         order: FleetOrder,
     },
@@ -150,6 +153,9 @@ pub enum FleetCommand {
         which: FleetWhich,
         #[command(flatten)]
         ask: Beforehand,
+        /// Only say what would be done, and refuse what would be refused
+        #[arg(long, conflicts_with = "yes")]
+        dry_run: bool,
         #[command(flatten)]
         order: FleetOrder,
     },

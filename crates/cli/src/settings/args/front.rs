@@ -208,6 +208,10 @@ pub struct FrontChange {
 
     #[command(flatten)]
     pub ask: Beforehand,
+
+    /// Only say what would be done, and refuse what would be refused
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
 }
 
 /// Which front.
