@@ -4,9 +4,10 @@ use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::geteuid;
+use nix::unistd::{AccessFlags, access, geteuid};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 
@@ -28,6 +29,26 @@ pub fn keep_files_private() {
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
     let folder = named.map_or_else(default_state_dir, |folder| Ok(folder.to_owned()))?;
     check_folder(&folder, named.is_none())?;
+    Ok(folder)
+}
+
+/// The same for jobs, which write there: also that this is possible, as far as it can be known without doing
+/// it.
+///
+/// # Errors
+/// As [`state_dir`]; `Own` where nothing can be written there.
+pub fn job_dir(named: Option<&Path>) -> Result<PathBuf> {
+    let folder = state_dir(named)?;
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    let outcome = match there.is_dir() {
+        true => access(there, AccessFlags::W_OK | AccessFlags::X_OK),
+        false => Err(Errno::ENOTDIR),
+    };
+    outcome.map_err(|e| {
+        let what = format!("{}: {}", there.display(), e.desc());
+        Error::own(format!("use the state folder {}", folder.display()), what)
+            .with_remedy(Remedy::ChooseStateDir(""))
+    })?;
     Ok(folder)
 }
 

@@ -25,7 +25,7 @@ use crate::exit::Exit;
 use crate::settings::args::{CopyArgs, Limits};
 use crate::ui::display;
 use crate::ui::errors;
-use whimbrel_control::private::state_dir;
+use whimbrel_control::private::job_dir;
 
 /// Size of the pieces in which large values move.
 pub const CHUNK_BYTES: usize = 512 << 10;
@@ -89,7 +89,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     copy::check_rights(&source, args.verify, args.functions).await?;
     let dbs = args.which.names.dbs(&source, &target).await?;
-    let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
+    let is_unsaid = !(args.replace || args.skip || args.fail);
+    let refuse_existing = is_unsaid && !args.dry_run;
     let existing = existing(args);
     let mut options = CopyOptions {
         types: args.which.types.clone(),
@@ -101,7 +102,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let description = args.which.names.between(&source.endpoint, &target.endpoint).copy(&options);
     options.job = job_of(&description);
     let name = format!("copy-{}", options.job);
-    let folder = state_dir(args.state_dir.as_deref())?;
+    let folder = job_dir(args.state_dir.as_deref())?;
     let store = Store::new(&folder);
     store.refuse_taken(&args.job.name, &name)?;
     let resumes = args.going_on.resumes(&folder, &name);
@@ -118,6 +119,9 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if args.dry_run {
         if overwrites {
             losses.show(stop).await?;
+        }
+        if is_unsaid {
+            plan.must_find_none(&target)?;
         }
         let exit = if plan.left_behind.has_keys() { Exit::Partial } else { Exit::Success };
         return Ok(if stop.is_cancelled() { Exit::Stopped } else { exit });

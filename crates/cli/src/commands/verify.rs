@@ -23,7 +23,7 @@ use crate::exit::Exit;
 use crate::settings::args::{CopyArgs, Depth, Show, VerifyArgs};
 use crate::ui::display;
 use crate::ui::errors;
-use whimbrel_control::private::state_dir;
+use whimbrel_control::private::job_dir;
 use whimbrel_terminal::progress::{Display, Lines};
 use whimbrel_terminal::row::cell;
 
@@ -119,7 +119,7 @@ fn open_record(
     }
     let between = args.which.names.between(&source.endpoint, &target.endpoint);
     let description = between.verification(options, args.sample.as_deref());
-    VerifyRecord::open(&state_dir(args.state_dir.as_deref())?, &description, &args.job.name, args.resume)
+    VerifyRecord::open(&job_dir(args.state_dir.as_deref())?, &description, &args.job.name, args.resume)
 }
 
 fn scope(text: &str) -> Result<Scope> {

@@ -120,6 +120,7 @@ pub async fn cut_into_batches(
     let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
     let (source, target) = (planned.source.clone(), planned.target.clone());
     let mut handover = Handover::open_with(deployment, source, target, options).await?;
+    handover.check_permissions().await?;
     let fence = handover.fence_kind();
     let Rules { atomic, verify, .. } = settings.rules;
     let unfit = |handover: &Handover, what: String, remedy: Remedy| {

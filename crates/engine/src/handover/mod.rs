@@ -70,6 +70,7 @@ mod fence;
 mod gate;
 mod options;
 mod peer;
+mod permissions;
 mod state;
 mod sweep;
 mod watch;
@@ -92,7 +93,7 @@ use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, Result, Side};
 use crate::nodes::{Node, native_migrations};
-use crate::probe::{Info, PROBE_KEY};
+use crate::probe::Info;
 
 /// Round trips between fence and release: the fence, the take-over, the source's view, the end of the pause.
 /// Where the target is made to wait, the sight of that takes the place of the take-over.
@@ -259,68 +260,6 @@ impl Handover {
         Duration::from_micros(us).saturating_add(round_trip.saturating_mul(trips))
     }
 
-    /// Finds out whether this user may do everything that a handover needs, before anything is changed.
-    ///
-    /// # Errors
-    /// `Server` for the first command that is forbidden.
-    pub async fn check_permissions(&mut self) -> Result<()> {
-        // Each is refused for its arguments, or does nothing; permissions are checked before that.
-        let both: [&[&[u8]]; 8] = [
-            &[b"CLUSTER", b"NODES"],
-            &[b"CLUSTER", b"SETSLOT", b"99999", b"STABLE"],
-            &[b"CLUSTER", b"DELSLOTS", b"99999"],
-            &[b"CLUSTER", b"ADDSLOTS", b"99999"],
-            &[b"CLUSTER", b"COUNTKEYSINSLOT", b"99999"],
-            &[b"CLUSTER", b"GETKEYSINSLOT", b"99999", b"1"],
-            &[b"INFO", b"replication"],
-            &[b"UNLINK", PROBE_KEY],
-        ];
-        let of_source: &[&[&[u8]]] = &[&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"], UNPAUSE];
-        let of_target: &[&[&[u8]]] = &[&[b"WAIT", b"0", b"1"]];
-        for (peer, own) in [(&mut self.source, of_source), (&mut self.target, of_target)] {
-            let ranges: &[&[&[u8]]] = match peer.traits.ranges {
-                true => &[
-                    &[b"CLUSTER", b"DELSLOTSRANGE", b"99999", b"99999"],
-                    &[b"CLUSTER", b"ADDSLOTSRANGE", b"99999", b"99999"],
-                ],
-                false => &[],
-            };
-            let commands: Vec<&[&[u8]]> = both.iter().chain(own).chain(ranges).copied().collect();
-            peer.run(async |link| {
-                for command in &commands {
-                    // It takes no arguments that could be wrong: queued, it is checked and not carried
-                    // out.
-                    let is_queued = *command == UNPAUSE;
-                    if is_queued {
-                        link.call(&[b"MULTI"]).await?;
-                    }
-                    let refused = link.may_run(command).await?;
-                    if is_queued {
-                        link.call(&[b"DISCARD"]).await?;
-                    }
-                    if let Some(refused) = refused {
-                        let name: Vec<String> = command
-                            .iter()
-                            .take(if matches!(command[0], b"CLUSTER" | b"CLIENT") { 2 } else { 1 })
-                            .map(|word| String::from_utf8_lossy(word).into_owned())
-                            .collect();
-                        return Err(link.server_error(refused, name.join(" ").as_bytes()).with_remedy(
-                            "moving slots from outside needs this command: give this user the \
-                                 permission, or name another user; where the service forbids it to \
-                                 everybody, use the service's own means",
-                        ));
-                    }
-                }
-                // MULTI and EXEC have no permissions of their own worth asking for, but proxies may not
-                // know them.
-                link.call(&[b"MULTI"]).await?;
-                link.call(&[b"DISCARD"]).await.map(drop)
-            })
-            .await?;
-        }
-        Ok(())
-    }
-
     /// From now on others see that the job has begun. What they may have seen before is that it looks whether
     /// it may.
     ///
@@ -475,9 +414,6 @@ const REPLICAS_MAX: Duration = Duration::from_secs(30);
 
 /// How often marking is tried meanwhile.
 const REPLICAS_POLL: Duration = Duration::from_millis(100);
-
-/// Ends a pause of writers.
-const UNPAUSE: &[&[u8]] = &[b"CLIENT", b"UNPAUSE"];
 
 /// The servers' own default for `cluster-node-timeout`.
 const NODE_TIMEOUT_MS: u64 = 15_000;

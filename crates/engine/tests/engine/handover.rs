@@ -673,7 +673,11 @@ async fn what_is_forbidden_is_found_before_anything_changes(engine: Engine) {
         ("-cluster|setslot", "CLUSTER SETSLOT"),
         ("-client|pause", "CLIENT PAUSE"),
         ("-client|unpause", "CLIENT UNPAUSE"),
+        ("-client|list", "CLIENT LIST"),
         ("-wait", "WAIT"),
+        ("-restore", "RESTORE"),
+        ("-dump", "DUMP"),
+        ("-discard", "DISCARD"),
     ] {
         let rule = format!("mover on >secret ~* &* +@all {denied}");
         let cluster = Cluster::builder(engine).primaries(2).user_acl(&rule).start().expect("a cluster");

@@ -5,7 +5,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Code, Error, ErrorKind, Result, Side};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
@@ -39,6 +39,14 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Refuses keys of the target, where nobody said what happens to them.
+    ///
+    /// # Errors
+    /// `Unfit` where there are any.
+    pub fn must_find_none(&self, target: &Deployment) -> Result<()> {
+        must_be_empty(target, &self.dbs)
+    }
+
     /// Both sides, those of the databases that are worth a line, and what stays behind.
     pub fn lines(&self, is_shown: impl Fn(&PlannedDb) -> bool) -> Vec<String> {
         let mut lines = vec![format!("source   {}", self.source), format!("target   {}", self.target)];
@@ -197,19 +205,8 @@ pub async fn plan(
             target_keys: keys_in(&on_target, db.target),
         });
     }
-    if refuse_existing
-        && fresh
-        && let Some(full) = dbs.iter().find(|d| d.target_keys > 0)
-    {
-        let keys = format_count_of(full.target_keys, "key");
-        let what = format!("database {} holds {keys} already", full.db.target);
-        return Err(Error::unfit(
-            Side::Target,
-            target.endpoint.address.to_string(),
-            "look at the target",
-            what,
-        )
-        .with_remedy(Remedy::SayWhatHappensToExistingKeys));
+    if refuse_existing && fresh {
+        must_be_empty(target, &dbs)?;
     }
     Ok(Plan {
         source: described(source),
@@ -219,6 +216,15 @@ pub async fn plan(
         left_behind: left_behind(source, target, options, stop).await?,
         unpromised: unpromised(source, options),
     })
+}
+
+/// Refuses keys of the target of which nobody said what happens to them.
+fn must_be_empty(target: &Deployment, dbs: &[PlannedDb]) -> Result<()> {
+    let Some(full) = dbs.iter().find(|d| d.target_keys > 0) else { return Ok(()) };
+    let keys = format_count_of(full.target_keys, "key");
+    let what = format!("database {} holds {keys} already", full.db.target);
+    Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the target", what)
+        .with_remedy(Remedy::SayWhatHappensToExistingKeys))
 }
 
 /// A copy of a database onto itself would undo what clients write between our read and our write.
@@ -392,6 +398,10 @@ async fn check_target(source: &Deployment, target: &Deployment, options: &CopyOp
         for db in &options.dbs {
             let mut link = target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
             check_permissions(&mut link, &needed).await?;
+            let stopped = ServerError::of(&link.ask(&SET).await?).filter(|e| e.code == Code::WritesStopped);
+            if let Some(stopped) = stopped {
+                return Err(link.server_error(stopped, b"SET"));
+            }
             let facts = ServerFacts::ask(&mut link).await?;
             if facts.replica {
                 let at = shard.primary.to_string();

@@ -19,7 +19,7 @@ use self::options::{files_each, note_fewer_clients, options, refuse_open};
 use crate::exit::Exit;
 use crate::settings::args::FrontArgs;
 use crate::ui::errors;
-use whimbrel_control::private::state_dir;
+use whimbrel_control::private::job_dir;
 
 /// `whimbrel front`.
 pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
@@ -59,7 +59,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let (front, files) = match target {
         None => (Front::bind(options, source).await?, None),
         Some(target) => {
-            let folder = state_dir(args.state_dir.as_deref())?;
+            let folder = job_dir(args.state_dir.as_deref())?;
             let to = target.address.to_string();
             let files = FrontFiles::open(&folder, listen, (&at, &to), again(args, &at, &to))?;
             let wait = Duration::from_millis(args.wait);

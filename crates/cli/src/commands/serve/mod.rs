@@ -22,7 +22,7 @@ use crate::commands::exposing::expose;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
 use crate::settings::args::ServeArgs;
-use whimbrel_control::{open_files::make_room, private::state_dir};
+use whimbrel_control::{open_files::make_room, private::job_dir};
 
 /// Files for connections to servers, journals and etcd.
 const SERVER_FILES: u64 = 256;
@@ -58,7 +58,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     }
     fit_files(args, &mut options)?;
     let has_password = options.password.is_some();
-    let state_dir = state_dir(args.moving.state_dir.as_deref())?;
+    let state_dir = job_dir(args.moving.state_dir.as_deref())?;
     let voice = Voice { as_json: args.moving.show.json };
     let mut log = Log::new(move |text, json| voice.print(text, json));
     let mover = match args.at.cluster.as_str() {

@@ -34,7 +34,7 @@ use crate::commands::words;
 use crate::exit::Exit;
 use crate::settings::args::{FeedChoice, SyncArgs};
 use crate::ui::display::{eta, paused};
-use whimbrel_control::private::state_dir;
+use whimbrel_control::private::job_dir;
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 
@@ -72,7 +72,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         ..base
     };
     let name = format!("sync-{}", options.job);
-    let folder = state_dir(args.state_dir.as_deref())?;
+    let folder = job_dir(args.state_dir.as_deref())?;
     refuse_second(&folder, &name)?;
     Store::new(&folder).refuse_taken(&args.job.name, &name)?;
     refuse_after_cutover(args, &folder, &source)?;
@@ -93,6 +93,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
             losses.show(stop).await?;
         }
         return rehearse(args, &source, stop).await;
+    }
+    if args.feed == FeedChoice::Replication && !resumes {
+        sync::rehearse_feeds(&source, feed_options(args), true).await?;
     }
     if loses && let Some(exit) = losses.ask(args.ask.yes, stop).await? {
         return Ok(exit);
