@@ -11,6 +11,7 @@ mod cutover;
 mod daemon;
 mod daemon_view;
 mod distant;
+mod dry_runs;
 mod errors;
 mod external;
 mod faults;

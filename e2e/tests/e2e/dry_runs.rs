@@ -1,0 +1,264 @@
+//! Where a command refuses, its dry run refuses: with the same words and the same exit code.
+
+use std::time::Duration;
+
+use whimbrel_e2e::binary::{Invocation, Output};
+use whimbrel_e2e::fleets::Fleet;
+use whimbrel_e2e::fronts::Front;
+use whimbrel_e2e::resharding::Scene;
+use whimbrel_e2e::syncing::{Sync, wait_until_following};
+use whimbrel_lab::{Cluster, Engine, Server};
+
+/// Nobody waits for a port at which nobody listens.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A folder that no job can be written down in.
+const NO_FOLDER: &str = "/dev/null/whimbrel";
+
+/// What it says is wrong, and what to do.
+fn refusal(output: &Output) -> String {
+    let said = |text: &str| text.find("error: ").map(|at| text[at..].to_owned());
+    said(&output.stderr).or_else(|| said(&output.stdout)).unwrap_or_default()
+}
+
+/// Runs it as a dry run, and then as it is: neither does anything, and both say the same.
+#[track_caller]
+fn both_refuse(args: &[&str]) {
+    let run = |how| Invocation::unasked(&[args, &[how]].concat()).timeout(PATIENCE).run();
+    let (dry, real) = (run("--dry-run"), run("--yes"));
+    let (said, expected) = (refusal(&dry), refusal(&real));
+    assert!(matches!(real.code(), Some(1..=4)), "{args:?} is no refusal: {real:#?}");
+    assert_eq!((dry.code(), said), (real.code(), expected), "{args:?}: {dry:#?}");
+}
+
+/// A user who may do everything but that.
+fn deny(servers: &[Server], rules: &[&str]) {
+    for server in servers {
+        server
+            .call(&[&["ACL", "SETUSER", "mover", "reset", "on", ">x", "~*", "&*", "+@all"], rules].concat());
+    }
+}
+
+fn as_mover(server: &Server) -> String {
+    format!("redis://mover:x@{}", server.addr())
+}
+
+/// Two servers, the source with keys, and a folder for jobs.
+struct Pair {
+    source: Server,
+    target: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Pair {
+    fn start(engine: Engine) -> Pair {
+        let server = || Server::builder(engine).start().expect("the server starts");
+        let pair =
+            Pair { source: server(), target: server(), folder: tempfile::tempdir().expect("a folder") };
+        pair.source.call(&["SET", "k", "v"]);
+        pair.source.call(&["RPUSH", "list", "a", "b"]);
+        deny(std::slice::from_ref(&pair.source), &[]);
+        deny(std::slice::from_ref(&pair.target), &[]);
+        pair
+    }
+
+    /// With a state folder that is of use, where no other is named.
+    #[track_caller]
+    fn both_refuse(&self, command: &str, (source, target): (&str, &str), more: &[&str]) {
+        let state = ["--state-dir", self.folder.path().to_str().expect("a name")];
+        let state = if more.contains(&"--state-dir") { &[][..] } else { &state[..] };
+        let common = ["--connect-timeout", "1s", "--retry-for", "2s"];
+        both_refuse(&[&[command, source, target], state, &common, more].concat());
+        let keys = self.target.call(&["DBSIZE"]);
+        assert!(matches!(keys, redis::Value::Int(0..=1)), "{command} {more:?} has written {keys:?}");
+    }
+}
+
+#[test]
+fn of_copies_and_syncs() {
+    let pair = Pair::start(Engine::Redis70);
+    let (from, to) = (pair.source.addr(), pair.target.addr());
+    let (source, target) = (as_mover(&pair.source), as_mover(&pair.target));
+    let replica = Server::builder(Engine::Redis70).arg("replicaof", &to.replace(':', " ")).start();
+    let replica = replica.expect("the replica starts");
+    let lonely = Server::builder(Engine::Redis70).arg("min-replicas-to-write", "1").start();
+    let lonely = lonely.expect("the server starts");
+    let wrong = from.replace("127.0.0.1", "redis://mover:wrong@127.0.0.1");
+    let tls = format!("rediss://{from}");
+    let nobody = "127.0.0.1:1";
+    for command in ["copy", "sync"] {
+        let refuse = |sides: (&str, &str), more: &[&str]| pair.both_refuse(command, sides, more);
+        refuse((&wrong, &to), &[]);
+        refuse((&from, &to.replace("127.0.0.1", "redis://mover:wrong@127.0.0.1")), &[]);
+        refuse((nobody, &to), &[]);
+        refuse((&from, nobody), &[]);
+        refuse((&from, &from), &[]);
+        refuse((&tls, &to), &[]);
+        refuse((&from, &replica.addr()), &[]);
+        refuse((&from, &lonely.addr()), &[]);
+        refuse((&from, &to), &["--db", "99"]);
+        refuse((&from, &to), &["--db", "0:99"]);
+        refuse((&from, &to), &["--on", "moved=true"]);
+        refuse((&from, &to), &["--state-dir", NO_FOLDER]);
+        deny(std::slice::from_ref(&pair.source), &["-scan"]);
+        refuse((&source, &to), &[]);
+        deny(std::slice::from_ref(&pair.source), &["-@all"]);
+        refuse((&source, &to), &[]);
+        deny(std::slice::from_ref(&pair.source), &[]);
+        deny(std::slice::from_ref(&pair.target), &["-@write"]);
+        refuse((&from, &target), &[]);
+        deny(std::slice::from_ref(&pair.target), &[]);
+        pair.target.call(&["SET", "k", "another"]);
+        refuse((&from, &to), &[]);
+        pair.target.call(&["DEL", "k"]);
+    }
+    pair.both_refuse("copy", (&from, &to), &["--type", "strng"]);
+    deny(std::slice::from_ref(&pair.source), &["-psync"]);
+    pair.both_refuse("sync", (&source, &to), &["--feed", "replication"]);
+}
+
+#[test]
+fn of_cutovers() {
+    let pair = Pair::start(Engine::Valkey81);
+    let job = Sync::new(&as_mover(&pair.source), &as_mover(&pair.target), &[]);
+    let folder = job.state.path().join("whimbrel");
+    let state = folder.to_str().expect("a name");
+    both_refuse(&["cutover", "--state-dir", state, "--max-pause", "1s"]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let refuse = |more: &[&str]| {
+        both_refuse(&[&["cutover", "--state-dir", state, "--max-pause", "2s"], more].concat());
+    };
+    refuse(&["--back"]);
+    refuse(&["--fence", "front"]);
+    refuse(&["--fence", "external", "--reverse-sync"]);
+    refuse(&["another"]);
+    for (right, fence) in
+        [("-client|pause", "none"), ("-acl|setuser", "acl"), ("-replicaof", "readonly-replica")]
+    {
+        deny(std::slice::from_ref(&pair.source), &[right]);
+        refuse(&["--fence", fence]);
+    }
+    deny(std::slice::from_ref(&pair.source), &[]);
+    pair.target.call(&["SET", "stray", "1"]);
+    refuse(&["--fence", "none", "--compare", "full"]);
+}
+
+/// By rights, by what moves, and by what the cluster is like.
+fn of_moves_of_slots(engine: Engine) {
+    let scene = Scene::of(engine, 0, &[vec![0..=5_460], vec![5_461..=10_922], vec![10_923..=16_383]]).start();
+    scene.fill(0..=9, 1, 20);
+    let cluster: &Cluster = &scene.cluster;
+    let seed = as_mover(&cluster.nodes()[0]);
+    let (first, second) = (cluster.node_id(0), cluster.node_id(1));
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().to_str().expect("a name");
+    let refuse = |args: &[&str]| both_refuse(&[args, &["--state-dir", state]].concat());
+    deny(cluster.nodes(), &[]);
+    let move_ten = ["reshard", &seed, "--slots", "0-9", "--to", second, "--method", "external"];
+    let before = scene.unwritten();
+    refuse(&["reshard", "127.0.0.1:1", "--slots", "0-9", "--to", second]);
+    refuse(&["reshard", &seed, "--slots", "0-9", "--to", "0123456789"]);
+    refuse(&["reshard", &seed, "--from", first, "--count", "9999", "--to", second]);
+    refuse(&["drain", &seed, "0123456789"]);
+    refuse(&["rebalance", &seed, "--weight", "0123456789=2"]);
+    both_refuse(&[&move_ten[..], &["--state-dir", NO_FOLDER]].concat());
+    refuse(&[&move_ten[..], &["--on", "cutover-ready=true"]].concat());
+    for right in [
+        "cluster|setslot",
+        "cluster|addslots",
+        "cluster|delslots",
+        "cluster|getkeysinslot",
+        "cluster|nodes",
+        "client|pause",
+        "client|unpause",
+        "client|list",
+        "dump",
+        "restore",
+        "unlink",
+        "wait",
+        "multi",
+        "discard",
+    ] {
+        deny(cluster.nodes(), &[&format!("-{right}")]);
+        refuse(&move_ten);
+    }
+    deny(cluster.nodes(), &[]);
+    cluster.nodes()[1].call(&["CLUSTER", "SETSLOT", "5", "IMPORTING", first]);
+    refuse(&move_ten);
+    cluster.nodes()[1].call(&["CLUSTER", "SETSLOT", "5", "STABLE"]);
+    scene.assert_unchanged(&before);
+    let left = Invocation::unasked(&["jobs", "list", "--json", "--state-dir", state]).run().expect_code(0);
+    assert_eq!(left.stdout, "", "a job is left of what was refused");
+    cluster.nodes()[2].kill9().expect("killed");
+    refuse(&["drain", &seed, cluster.node_id(2)]);
+    refuse(&["rebalance", &seed]);
+}
+
+#[test]
+fn of_moves_of_slots_redis_7_0() {
+    of_moves_of_slots(Engine::Redis70);
+}
+
+#[test]
+fn of_moves_of_slots_valkey_9_1() {
+    of_moves_of_slots(Engine::Valkey91);
+}
+
+#[test]
+fn of_fronts() {
+    let pair = Pair::start(Engine::Redis70);
+    let (source, target) = (&pair.source, &pair.target);
+    let front = Front::between(&as_mover(source), &as_mover(target), &[]);
+    let refuse = |what: &str| both_refuse(&["front", what, "--state-dir", front.state_dir()]);
+    refuse("reverse");
+    refuse("finish");
+    target.call(&["SET", "k", "there already"]);
+    refuse("start");
+    target.call(&["DEL", "k"]);
+    for right in ["-client|kill", "-unlink"] {
+        deny(std::slice::from_ref(source), &[right]);
+        refuse("start");
+    }
+    deny(std::slice::from_ref(source), &[]);
+    let library = |n: u8| format!("#!lua name=lib\nredis.register_function('f', function() return {n} end)");
+    source.call(&["FUNCTION", "LOAD", &library(1)]);
+    target.call(&["FUNCTION", "LOAD", &library(2)]);
+    refuse("start");
+    target.call(&["FUNCTION", "FLUSH"]);
+    let would = |what: &str, plan: &str| {
+        let args = ["front", what, "--state-dir", front.state_dir(), "--dry-run"];
+        let said = Invocation::unasked(&args).run().expect_code(0).stdout;
+        assert!(said.contains(plan) && said.contains("nothing was changed"), "{said}");
+    };
+    would("start", &format!("2 keys would move from {} to {}", source.addr(), target.addr()));
+    assert_eq!(front.status()["phase"], "forwarding", "that was a dry run");
+    front.command("start").expect_code(0);
+    refuse("start");
+    whimbrel_e2e::fleets::until("all keys have moved", || (front.status()["phase"] == "done").then_some(()));
+    would("reverse", &format!("2 keys would move from {} to {}", target.addr(), source.addr()));
+    would("finish", "the front would end and disconnect 0 clients");
+    assert_eq!(front.status()["turns"], 0, "those were dry runs");
+    both_refuse(&["front", "finish", "--state-dir", NO_FOLDER]);
+}
+
+#[test]
+fn of_fleets() {
+    let backend = Server::builder(Engine::Valkey81).start().expect("the server starts");
+    let mut fleet = Fleet::start(&backend.addr(), 1, &[]);
+    let at = fleet.coordinator();
+    let refuse = |words: &[&str]| both_refuse(&[&["fleet"], words, &["--server", &at]].concat());
+    for order in ["leave", "drain"] {
+        refuse(&[order, "front-0"]);
+        refuse(&[order, "another"]);
+        both_refuse(&["fleet", order, "front-0", "--server", "127.0.0.1:1"]);
+    }
+    refuse(&["drain", "--backend", "main"]);
+    refuse(&["drain", "--backend", "another"]);
+    fleet.join("front-1", &[]);
+    fleet.settled(2);
+    let args = ["fleet", "leave", "front-1", "--server", &at, "--dry-run"];
+    let said = Invocation::unasked(&args).run().expect_code(0).stdout;
+    assert!(said.contains("member 2 (front-1) of a fleet of 2 members give all its partitions"), "{said}");
+    assert_eq!(fleet.settled(2)["fleet"]["members"].as_array().map(Vec::len), Some(2), "that was a dry run");
+}
