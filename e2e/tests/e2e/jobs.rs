@@ -386,8 +386,13 @@ fn closed_window() -> (String, String) {
 
 /// Waits until the only job runs and is paused so.
 #[track_caller]
-fn wait_until_paused(state: &str, paused: &str) -> Value {
-    wait_until("it is paused", || jobs(state, &[]).expect_code(0).stdout.contains(paused));
+fn wait_until_paused(state: &str, paused: &str, running: &mut Running) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    while !jobs(state, &[]).expect_code(0).stdout.contains(paused) {
+        let goes_on = running.is_running() && Instant::now() < deadline;
+        assert!(goes_on, "it is not paused: {}{}", running.stdout(), running.stderr());
+        std::thread::sleep(Duration::from_millis(50));
+    }
     listed(state).pop().expect("it is there")
 }
 
@@ -399,7 +404,7 @@ fn a_copy_keeps_to_its_window() {
     let (from, to) = (place.source.addr(), place.target.addr());
     let args = ["copy", &from, &to, "--state-dir", place.state(), "--between", &window];
     let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
-    let job = wait_until_paused(place.state(), &paused);
+    let job = wait_until_paused(place.state(), &paused, &mut running);
     assert_eq!((&job["state"], &job["keys_moved"]), (&"running".into(), &0.into()), "{job:#}");
     running.kill9();
     let words = arguments(&place.open_job());
@@ -407,7 +412,7 @@ fn a_copy_keeps_to_its_window() {
     let mut running = Invocation::new(&words).timeout(PATIENCE).spawn();
     let shown = paused.to_uppercase();
     assert!(running.wait_for_text(&shown, PATIENCE), "{words:?}: {}{}", running.stdout(), running.stderr());
-    let job = wait_until_paused(place.state(), &paused);
+    let job = wait_until_paused(place.state(), &paused, &mut running);
     place.jobs(&["resume", name_of(&job)]).expect_code(0);
     std::thread::sleep(Duration::from_millis(1_500));
     assert_eq!(place.target.call(&["DBSIZE"]), redis::Value::Int(0), "it does not keep to its window");
@@ -426,11 +431,11 @@ fn a_move_of_slots_keeps_to_its_window() {
     let state = state.to_str().expect("a plain path").trim_end_matches('/');
     let (window, paused) = closed_window();
     let mut running = scene.reshard("0-99", 1, &["--between", &window]).spawn();
-    wait_until_paused(state, &paused);
+    wait_until_paused(state, &paused, &mut running);
     running.kill9();
     let resume = ["jobs", "resume", "--state-dir", state];
     let mut running = Invocation::new(&resume).timeout(PATIENCE).spawn();
-    let job = wait_until_paused(state, &paused);
+    let job = wait_until_paused(state, &paused, &mut running);
     std::thread::sleep(Duration::from_millis(1_500));
     let info: String =
         redis::cmd("INFO").arg("replication").query(&mut scene.cluster.connection_to(0)).expect("INFO");
