@@ -36,6 +36,7 @@ mod pairs;
 mod passwords;
 mod private;
 mod proxies;
+mod reports;
 mod reshard;
 mod reshard_faults;
 mod reshard_large;
