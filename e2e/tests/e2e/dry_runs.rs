@@ -123,16 +123,16 @@ fn of_cutovers() {
     let job = Sync::new(&as_mover(&pair.source), &as_mover(&pair.target), &[]);
     let folder = job.state.path().join("whimbrel");
     let state = folder.to_str().expect("a name");
-    both_refuse(&["cutover", "--state-dir", state, "--max-pause", "1s"]);
+    both_refuse(&["cutover", "--state-dir", state, "--fence", "none"]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     let refuse = |more: &[&str]| {
         both_refuse(&[&["cutover", "--state-dir", state, "--max-pause", "2s"], more].concat());
     };
-    refuse(&["--back"]);
+    refuse(&["--fence", "acl", "--back"]);
     refuse(&["--fence", "front"]);
     refuse(&["--fence", "external", "--reverse-sync"]);
-    refuse(&["another"]);
+    refuse(&["--fence", "none", "another"]);
     for (right, fence) in
         [("-client|pause", "none"), ("-acl|setuser", "acl"), ("-replicaof", "readonly-replica")]
     {
