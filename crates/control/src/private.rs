@@ -45,9 +45,8 @@ pub fn job_dir(named: Option<&Path>) -> Result<PathBuf> {
         false => Err(Errno::ENOTDIR),
     };
     outcome.map_err(|e| {
-        let what = format!("{}: {}", there.display(), e.desc());
-        Error::own(format!("use the state folder {}", folder.display()), what)
-            .with_remedy(Remedy::ChooseStateDir(""))
+        let what = format!("the state folder {} cannot be used: {}", folder.display(), e.desc());
+        Error::own(format!("write to {}", there.display()), what).with_remedy(Remedy::ChooseStateDir(""))
     })?;
     Ok(folder)
 }

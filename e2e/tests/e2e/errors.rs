@@ -595,7 +595,7 @@ fn state_folders() {
     copy(&source.addr(), &target.addr())
         .with(&["--state-dir", &below])
         .on(&target)
-        .ends(INTERNAL, &["the journal", "cannot be used", &below, "--state-dir"]);
+        .ends(INTERNAL, &["the state folder", "cannot be used", &below, "--state-dir"]);
     copy(&source.addr(), &target.addr())
         .with(&["--resume"])
         .state(folder.path())

@@ -430,8 +430,9 @@ fn a_move_of_slots_keeps_to_its_window() {
     let state = scene.file("");
     let state = state.to_str().expect("a plain path").trim_end_matches('/');
     let (window, paused) = closed_window();
-    let mut running = scene.reshard("0-99", 1, &["--between", &window]).spawn();
+    let mut running = scene.reshard("0-99", 1, &["--between", &window, "--max-pause", "5s"]).spawn();
     wait_until_paused(state, &paused, &mut running);
+    assert!(running.is_running(), "it has ended: {}{}", running.stdout(), running.stderr());
     running.kill9();
     let resume = ["jobs", "resume", "--state-dir", state];
     let mut running = Invocation::new(&resume).timeout(PATIENCE).spawn();

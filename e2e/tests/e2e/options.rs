@@ -217,9 +217,9 @@ fn keys_that_exist() {
         source.call(&["PEXPIREAT", "same:text", "4000000000009"]);
         run(&["--fail"]).expect_code(INTERRUPTED);
 
-        // Counting asks for no policy.
+        // Keys are counted where no policy is given, and the copy would be refused.
         let before = writes(&target);
-        let dry = run(&["--dry-run"]).expect_code(SUCCESS);
+        let dry = run(&["--dry-run"]).expect_code(REFUSED);
         assert!(dry.stderr.contains("5 keys"), "{}", dry.stderr);
         assert!(dry.stderr.contains("nothing was written"), "{}", dry.stderr);
         assert_eq!(before, writes(&target));

@@ -9,6 +9,7 @@ use whimbrel_e2e::browser::Browser;
 use whimbrel_e2e::fleets::until;
 use whimbrel_e2e::fronts::{Front, PATIENCE};
 use whimbrel_e2e::resharding::Scene;
+use whimbrel_e2e::syncing::wait_until_following;
 use whimbrel_lab::{Engine, Server};
 
 /// Ended jobs by their kind: what they are called, and where they are written down.
@@ -16,9 +17,10 @@ fn jobs_of_each_kind() -> (BTreeMap<String, (String, String)>, Vec<tempfile::Tem
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().to_str().expect("a plain name").to_owned();
     let server = || Server::builder(Engine::Valkey81).start().expect("the server starts");
-    let (source, target, last) = (server(), server(), server());
+    let (source, target, last, old, new) = (server(), server(), server(), server(), server());
     for number in 0..200 {
         source.call(&["SET", &format!("key:{number}"), "<b>value</b>"]);
+        old.call(&["SET", &format!("key:{number}"), "<b>value</b>"]);
     }
     let run = |args: &[&str]| {
         let args = [args, &["--state-dir", &state]].concat();
@@ -27,7 +29,11 @@ fn jobs_of_each_kind() -> (BTreeMap<String, (String, String)>, Vec<tempfile::Tem
     let (from, to) = (source.addr(), target.addr());
     run(&["copy", &from, &to, "--name", "nightly"]);
     run(&["verify", &from, &to]);
-    run(&["sync", &from, &to, "--mirror", "--once", "--yes"]);
+    let sync = ["sync", &old.addr(), &new.addr(), "--json", "--state-dir", &state];
+    let mut sync = Invocation::new(&sync).spawn();
+    wait_until_following(&mut sync);
+    run(&["cutover", "--fence", "readonly-replica", "--max-pause", "5s"]);
+    sync.wait(PATIENCE).expect("it ends").expect_code(0);
     let scene = Scene::of(Engine::Valkey81, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
     scene.fill(0..=99, 2, 10);
     run(&["reshard", &scene.cluster.seed(), "--slots", "0-99", "--to", scene.cluster.node_id(1), "--yes"]);
