@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 // Exit codes, as documented.
 const SUCCESS: i32 = 0;
+const REFUSED: i32 = 4;
 const UNREACHABLE: i32 = 3;
 const DIFFERENT: i32 = 6;
 const INTERRUPTED: i32 = 7;
