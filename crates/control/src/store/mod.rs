@@ -191,7 +191,11 @@ impl Store {
     /// Whether a process has the job open; where none has, what was written down last is what counts.
     fn entry_of_journal(&self, published: Status) -> Entry {
         let id = published.id.clone();
-        let documents = match RedbDocuments::open(&self.path(&id, "job")) {
+        if self.is_served(&id) {
+            return Entry { status: published, running: true };
+        }
+        // Others who list jobs have it open for a moment, and so may a process that was just killed.
+        let documents = match RedbDocuments::open_soon(&self.path(&id, "job")) {
             Ok(documents) => documents,
             Err(e) => {
                 return Entry { status: published, running: matches!(e, OpenError::InUse) };
