@@ -121,7 +121,7 @@ pub fn exists(folder: &Path, name: &str) -> bool {
 /// True where a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
     let path = folder.join(format!("{name}.journal"));
-    path.exists() && matches!(RedbDocuments::open(&path), Err(OpenError::InUse))
+    path.exists() && matches!(RedbDocuments::open_soon(&path), Err(OpenError::InUse))
 }
 
 /// Ends the job of a journal that nobody has open: it cannot go on any more.
@@ -134,7 +134,7 @@ pub fn discard(folder: &Path, name: &str) -> Result<()> {
         return Ok(());
     }
     let fail = |e: &dyn std::fmt::Display| Error::own(format!("remove the journal {}", path.display()), e);
-    match RedbDocuments::open(&path) {
+    match RedbDocuments::open_soon(&path) {
         Err(OpenError::InUse) => Err(fail(&"a process runs this job")),
         Ok(documents) => Box::new(documents).remove().map_err(|e| fail(&e)),
         // What cannot be read cannot be gone on with either.
