@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
 use parking_lot::Mutex;
 
@@ -34,7 +35,14 @@ impl Terminal {
     ///
     /// Panics where the system gives none.
     pub fn new(columns: u16) -> Terminal {
-        let size = Winsize { ws_row: 50, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        Terminal::of_size(columns, 50)
+    }
+
+    /// A new one with so many lines.
+    ///
+    /// Panics where the system gives none.
+    pub fn of_size(columns: u16, lines: u16) -> Terminal {
+        let size = Winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let pair = openpty(Some(&size), None).expect("the system has terminals");
         let keyboard = File::from(pair.master);
         let mut screen = keyboard.try_clone().expect("one more handle");
@@ -57,6 +65,22 @@ impl Terminal {
     /// All that was shown so far, what was typed included.
     pub fn shown(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock()).into_owned()
+    }
+
+    /// How it treats what is typed.
+    ///
+    /// Panics where it does not say.
+    pub fn settings(&self) -> Termios {
+        tcgetattr(&self.other_end).expect("a terminal has settings")
+    }
+
+    /// The page that is redrawn from the top left on, as it was drawn last, without what moves the cursor or
+    /// erases.
+    pub fn page(&self) -> String {
+        let shown = self.shown();
+        let pages = shown.rsplit("\x1b[H").filter_map(|page| page.split_once("\x1b[J"));
+        let page = pages.map(|(page, _)| page).next().unwrap_or_default();
+        ["\x1b[K", "\x1b[0m", "\r"].into_iter().fold(page.to_owned(), |page, code| page.replace(code, ""))
     }
 
     /// All that was shown, when nothing runs on it any more.
@@ -124,6 +148,25 @@ impl OnTerminal<'_> {
         }
     }
 
+    /// Waits until the page that is redrawn holds all of these, and none of those. Gives that page.
+    ///
+    /// Panics when it ends before, or takes too long.
+    #[track_caller]
+    pub fn wait_for_page(&mut self, with: &[&str], without: &[&str]) -> String {
+        let began = Instant::now();
+        loop {
+            let page = self.terminal.page();
+            if with.iter().all(|text| page.contains(text)) && !without.iter().any(|text| page.contains(text))
+            {
+                return page;
+            }
+            let ended = self.ended();
+            assert!(ended.is_none(), "ended without {with:?}: {ended:?}\n{}", self.terminal.shown());
+            assert!(began.elapsed() < PATIENCE, "no {with:?} without {without:?}:\n{page}");
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
     /// How it has ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
@@ -131,8 +174,19 @@ impl OnTerminal<'_> {
 
     /// Sends SIGINT, as Ctrl-C does.
     pub fn interrupt(&mut self) {
+        self.signal(Signal::SIGINT);
+    }
+
+    /// Sends a signal.
+    pub fn signal(&mut self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).expect("process ids are positive 32-bit integers");
-        kill(Pid::from_raw(pid), Signal::SIGINT).expect("a child that was not waited for can be signalled");
+        kill(Pid::from_raw(pid), signal).expect("a child that was not waited for can be signalled");
+    }
+
+    /// Whether it is stopped, as Ctrl-Z does.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
     /// Waits for its end, and gives all that the terminal has shown.

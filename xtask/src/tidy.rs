@@ -170,10 +170,12 @@ const FLEET: &str = "whimbrel-fleet";
 const DEMO: &str = "whimbrel-demo";
 const SETTINGS: &str = "whimbrel-settings";
 const TERMINAL: &str = "whimbrel-terminal";
+const WATCH: &str = "whimbrel-watch";
 
 /// What binaries may use: every library that is not for model checking.
-const ALL: &[&str] =
-    &[CONSOLE, CONTROL, FRONT, FLEET, FLOW, ENGINE, WIRE, CORE, LOADGEN, LAB, DEMO, SETTINGS, TERMINAL];
+const ALL: &[&str] = &[
+    CONSOLE, CONTROL, FRONT, FLEET, FLOW, ENGINE, WIRE, CORE, LOADGEN, LAB, DEMO, SETTINGS, TERMINAL, WATCH,
+];
 
 /// The arrows of `docs/architecture.md`. A crate that is missing here is a finding.
 const ARROWS: &[Arrows] = &[
@@ -186,6 +188,7 @@ const ARROWS: &[Arrows] = &[
     Arrows { name: LAB, may_use: &[], may_test_with: &[] },
     Arrows { name: CONTROL, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: CONSOLE, may_use: &[CONTROL, FLOW, ENGINE, CORE, TERMINAL], may_test_with: &[] },
+    Arrows { name: WATCH, may_use: &[CONTROL, FLOW, ENGINE, CORE, TERMINAL], may_test_with: &[] },
     Arrows { name: "whimbrel-sim", may_use: &[CORE], may_test_with: &[] },
     Arrows { name: LOADGEN, may_use: &[LAB], may_test_with: &[] },
     Arrows { name: DEMO, may_use: &[LOADGEN, LAB, CORE], may_test_with: &[] },

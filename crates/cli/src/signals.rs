@@ -52,6 +52,7 @@ pub fn watch(stop: CancellationToken) {
                 _ = terminate.recv() => {}
             }
             if STOPPED_BY_USER.swap(true, Ordering::Relaxed) {
+                whimbrel_terminal::keyboard::restore();
                 eprintln!(
                     "stopped at once, half-way: `whimbrel jobs list` shows what is left of moving slots, and \
                      --resume goes on with a copy or a sync"

@@ -10,12 +10,13 @@ use whimbrel_control::clock::now_ms;
 use whimbrel_control::daemon::Jobs as _;
 use whimbrel_control::daemon::migrations::JobView;
 use whimbrel_control::jobs::Seen;
+use whimbrel_control::pace::Paces;
 use whimbrel_control::store::{Kind, Status};
 use whimbrel_core::slot::{Slot, SlotSet};
 
 use crate::inner::Inner;
 use crate::mover::Mover;
-use crate::shown::{Paces, Shown};
+use crate::shown::Shown;
 use crate::{again, cluster};
 
 /// How often it is looked.

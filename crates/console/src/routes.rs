@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use whimbrel_control::clock::now_ms;
-use whimbrel_control::jobs::Seen;
+use whimbrel_control::jobs::{Ask, Seen};
 use whimbrel_control::steering::Request as Asked;
 
 use crate::audit::Entry;
@@ -25,7 +25,7 @@ use crate::mover::Mover;
 use crate::orders::{self, CutoverWanted, RatesWanted};
 use crate::plans::Wanted;
 use crate::runs::{JobWanted, Sides};
-use crate::shown::Ask;
+use crate::shown::needed;
 use crate::tokens::Role;
 use crate::{cluster, interface, page, reading, stream};
 
@@ -255,7 +255,7 @@ struct Confirmed {
 
 /// Has a job pause, go on, or be faster or slower.
 async fn steer(inner: &Arc<Inner>, caller: &Caller, ask: Ask, name: String, request: Asked) -> Answer<Json> {
-    caller.must_be(ask.needs())?;
+    caller.must_be(needed(ask))?;
     let work = orders::steer(inner.clone(), name.clone(), request);
     inner.ordered(caller, (ask.word(), name), work).await
 }
@@ -293,7 +293,7 @@ async fn cancel(
     Path(name): Path<String>,
     Body(wanted): Body<Confirmed>,
 ) -> Answer<Json> {
-    caller.must_be(Ask::Cancel.needs())?;
+    caller.must_be(needed(Ask::Cancel))?;
     confirmed(wanted.confirm.as_deref(), &name)?;
     let work = orders::cancel(inner.clone(), name.clone());
     inner.ordered(&caller, (Ask::Cancel.word(), name), work).await
@@ -305,7 +305,7 @@ async fn cut_over(
     Path(name): Path<String>,
     Body(wanted): Body<CutoverWanted>,
 ) -> Answer<Json> {
-    caller.must_be(Ask::Cutover.needs())?;
+    caller.must_be(needed(Ask::Cutover))?;
     let order = match wanted.dry_run {
         true => "cutover, as a dry run",
         false => {

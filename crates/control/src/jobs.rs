@@ -41,6 +41,39 @@ pub enum CancelAnswer {
     NeedsCluster,
 }
 
+/// The phase of a sync that can be cut over.
+const FOLLOWING: &str = "following";
+
+/// Something that can be asked of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// Move no more keys for now.
+    Pause,
+    /// Move them again.
+    Resume,
+    /// Move them faster or slower.
+    Set,
+    /// End it, and undo what can be undone.
+    Cancel,
+    /// Have the target of a sync take over.
+    Cutover,
+}
+
+impl Ask {
+    const ALL: [Ask; 5] = [Ask::Pause, Ask::Resume, Ask::Set, Ask::Cancel, Ask::Cutover];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Ask::Pause => "pause",
+            Ask::Resume => "resume",
+            Ask::Set => "set",
+            Ask::Cancel => "cancel",
+            Ask::Cutover => "cutover",
+        }
+    }
+}
+
 /// The jobs of a state folder.
 #[derive(Debug)]
 pub struct Jobs {
@@ -79,6 +112,29 @@ impl Seen {
         match status.phase.is_empty() {
             true => format!("{state}{ordered}"),
             false => format!("{state}: {}{ordered}", status.phase),
+        }
+    }
+
+    /// What can be asked of it now.
+    pub fn asks(&self) -> Vec<Ask> {
+        Ask::ALL.into_iter().filter(|ask| self.can(*ask)).collect()
+    }
+
+    /// Whether that can be asked of it now.
+    pub fn can(&self, ask: Ask) -> bool {
+        let (status, running) = (&self.entry.status, self.entry.running && self.answers);
+        if status.ended || self.is_elsewhere {
+            return false;
+        }
+        // The servers move slots by themselves: that can be ended, not slowed down.
+        let is_paced = status.kind != Kind::Move || status.method == "external";
+        let is_front = status.kind == Kind::Front;
+        match ask {
+            Ask::Pause => running && is_paced && !status.rates.paused,
+            Ask::Resume => running && is_paced && status.rates.paused,
+            Ask::Set => running && is_paced && !is_front,
+            Ask::Cancel => !is_front && (running || self.entry.is_interrupted()),
+            Ask::Cutover => running && status.kind == Kind::Sync && status.phase == FOLLOWING,
         }
     }
 
@@ -164,6 +220,15 @@ impl Jobs {
         }
     }
 
+    /// A job as it is now, by how it stood before; also once it has ended, and is kept under another name.
+    /// `None` where nothing is known of it any more.
+    pub fn now_of(&self, before: &Status) -> Option<Entry> {
+        // Another run of it can have got its name.
+        let is_it = |entry: &Entry| entry.status.created_s == before.created_s;
+        let entry = self.store.entry(&before.id).filter(is_it);
+        entry.or_else(|| self.store.entry(&before.kept_as()).filter(is_it))
+    }
+
     /// Jobs that run are asked how they stand, all at once; one that does not answer is shown as it was
     /// written down last.
     pub async fn as_they_are(&self, entries: Vec<Entry>) -> Vec<Seen> {
@@ -204,7 +269,7 @@ impl Jobs {
             let mut events = self.store.events(&id);
             if events.is_empty() && last.is_some() {
                 // It has ended, and is kept under another name.
-                id = format!("{id}-{:x}", entry.status.created_s);
+                id = entry.status.kept_as();
                 events = self.store.events(&id);
             }
             let seen = last.as_ref().and_then(|last| events.iter().rposition(|event| event == last));

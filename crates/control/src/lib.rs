@@ -20,6 +20,7 @@
 //! - [`cutovers`]: what came of a cutover, in words;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
+//! - [`pace`]: how fast jobs go, and how long they take;
 //! - [`options`]: how keys move; [`values`]: those of options, as they are written;
 //! - [`repair`]: finds and repairs what is wrong with a cluster, without jobs.
 //!
@@ -45,6 +46,7 @@ pub mod moves;
 pub mod naming;
 pub mod open_files;
 pub mod options;
+pub mod pace;
 pub mod pause;
 pub mod private;
 mod progress;

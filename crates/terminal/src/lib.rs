@@ -4,8 +4,9 @@
 //! - [`screen`] knows the width, and wraps text at words; [`plain`] is text that a terminal only shows;
 //! - [`table`] shows rows under a head, and leaves columns out where there is no room;
 //! - [`row`] does so for lines of progress, which [`progress`] shows;
-//! - [`question`] asks.
+//! - [`question`] asks; [`keyboard`] takes keys as they are pressed, under a page that is redrawn.
 
+pub mod keyboard;
 pub mod page;
 pub mod plain;
 pub mod print;

@@ -6,12 +6,16 @@ use textwrap::core::{Word, display_width};
 use textwrap::{Options, WordSeparator, WordSplitter, wrap};
 
 use crate::plain::COLOURS;
+use crate::row::truncate;
 
 /// Width of what is no terminal: everything fits.
 const UNBOUNDED: usize = usize::MAX;
 
 /// Width of a terminal that does not tell it.
 const WIDTH_UNTOLD: usize = 80;
+
+/// Height of one that does not.
+const HEIGHT_UNTOLD: usize = 24;
 
 /// Width of the labels at the beginning of lines, with the gap behind them: what is wrapped goes on below the
 /// text.
@@ -74,6 +78,12 @@ impl Screen {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
+    /// The lines of a text, as with [`Screen::wrapped`], of which none is wider than the screen: words that
+    /// would be are cut.
+    pub fn fitted(&self, text: &str) -> Vec<String> {
+        self.wrapped(text).lines().map(|line| truncate(line, self.width)).collect()
+    }
+
     /// The lines of a text, each wrapped at words so that it fits; what is wrapped goes on where its first
     /// line has its text, behind the label. A word that is wider than the screen is left to the terminal, and
     /// JSON is: programs read it.
@@ -104,6 +114,12 @@ impl Screen {
         let blanks = &line[line.trim_end_matches(' ').len()..];
         wrap(line, options).join("\n") + blanks
     }
+}
+
+/// Lines that standard output has room for; 24 where it does not tell.
+pub fn height_of_stdout() -> usize {
+    let size = terminal_size::terminal_size_of(std::io::stdout());
+    size.map(|(_, height)| usize::from(height.0)).filter(|height| *height > 0).unwrap_or(HEIGHT_UNTOLD)
 }
 
 /// Whether a line begins with a label rather than with a sentence: a gap ends before its text, or right

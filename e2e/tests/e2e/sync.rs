@@ -301,7 +301,7 @@ fn it_ends_when_nothing_is_left_and_goes_on_later() {
         let shown = Invocation::new(&["watch", "--once"]).env("XDG_STATE_HOME", job.state.path());
         shown.timeout(PATIENCE).run()
     };
-    assert!(watch().expect_code(2).stderr.contains("no sync runs"));
+    assert!(watch().expect_code(2).stderr.contains("no job runs"));
     let mut sync = job.start(&["--resume"]);
     wait_until_following(&mut sync);
     let mut page = String::new();

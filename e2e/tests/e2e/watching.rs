@@ -1,14 +1,19 @@
-//! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon.
+//! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon; and what
+//! a person sees of every kind of job, on a terminal with keys.
 
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
-use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::binary::{Invocation, Output, Running};
+use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::http::Ask;
+use whimbrel_e2e::resharding::Scene;
 use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, stop, wait_until_following};
-use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_e2e::terminal::Terminal;
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
 const PASSWORD: &str = "a-password-of-the-source";
 
@@ -227,4 +232,262 @@ fn wait_until_ready(at: &str) {
         assert!(Instant::now() < deadline, "it does not become ready: {}", get(at, "/readyz").1);
         thread::sleep(Duration::from_millis(50));
     }
+}
+
+// ---- On a terminal ----
+
+const COLUMNS: u16 = 80;
+const LINES: u16 = 24;
+
+/// Servers and a folder for a job that takes a while.
+struct Slow {
+    source: Server,
+    target: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Slow {
+    fn new() -> Slow {
+        let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+        let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+        fill(&deployment(source.addr()));
+        Slow { source, target, folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn state(&self) -> &str {
+        self.folder.path().to_str().expect("a plain path")
+    }
+
+    /// A copy, a verification or a sync, once others see it run.
+    #[track_caller]
+    fn start(&self, kind: &str, more: &[&str]) -> Running {
+        let (from, to) = (self.source.addr(), self.target.addr());
+        let slowly = ["--state-dir", self.state(), "--rate-keys", "400", "--report", "1"];
+        let running = Invocation::new(&[&[kind, &from, &to][..], &slowly, more].concat());
+        let mut running = running.timeout(PATIENCE).spawn();
+        let progress = if kind == "verify" { "compared" } else { "keys/s" };
+        assert!(running.wait_for_text(progress, PATIENCE), "{}{}", running.stdout(), running.stderr());
+        running
+    }
+}
+
+fn jobs(state: &str, args: &[&str]) -> Output {
+    let args = [&["jobs"][..], args, &["--state-dir", state]].concat();
+    Invocation::new(&args).timeout(PATIENCE).run().expect_code(0)
+}
+
+/// A terminal as small as they come.
+fn terminal() -> Terminal {
+    Terminal::of_size(COLUMNS, LINES)
+}
+
+const PLAIN: [(&str, &str); 1] = [("NO_COLOR", "1")];
+
+#[track_caller]
+fn fits(page: &str) {
+    let is_wide = |line: &str| line.chars().count() > usize::from(COLUMNS);
+    assert!(!page.lines().any(is_wide), "{page}");
+    assert!(page.lines().count() <= usize::from(LINES), "{page}");
+}
+
+#[test]
+fn a_copy_is_watched_paused_and_cancelled_by_keys() {
+    let place = Slow::new();
+    let mut copy = place.start("copy", &["--name", "nightly"]);
+    let (state, terminal) = (place.state(), terminal());
+    let before = terminal.settings();
+    let mut watch = terminal.start(&["watch", "--state-dir", state], &PLAIN);
+    let between = format!("copy     {} -> {}", place.source.addr(), place.target.addr());
+    let all =
+        [&between, "nightly, copy-", "running: copying", " %  ", "keys/s", "; ETA ", "limits   400 keys"];
+    let page = watch.wait_for_page(&all, &[]);
+    fits(&page);
+    for expected in
+        ["heard    ", " s ago", "written  ", "events   ", "begun by", "p pause, c cancel", "q quit"]
+    {
+        assert!(page.contains(expected), "no {expected:?} in\n{page}");
+    }
+    assert!(terminal.settings() != before, "keys are taken as they are pressed");
+    watch.press("p");
+    let page = watch.wait_for_page(&["paused   by order since ", "p resume", "no ETA"], &["p pause"]);
+    fits(&page);
+    assert!(jobs(state, &["show", "nightly"]).stdout.contains("paused"));
+    watch.press("p");
+    watch.wait_for_page(&["running: copying", "p pause", "its keys move again"], &["paused   "]);
+    assert!(jobs(state, &["show", "nightly"]).stdout.contains("running: copying"));
+    // By a word, and not by a key that was hit by mistake.
+    watch.press("c");
+    fits(&watch.wait_for_page(&["ends the copy; what was written stays", "Type yes"], &["p pause"]));
+    watch.press("y\r");
+    watch.wait_for_page(&["not cancelled", "p pause"], &["Type yes"]);
+    assert!(copy.is_running());
+    watch.press("cyes\r");
+    let shown = watch.expect_code(0);
+    let (_, last) = shown.rsplit_once("ended    ").expect("it says how it ended");
+    assert!(last.contains("nightly does not run any more: cancelled"), "{shown}");
+    assert!(
+        last.contains("whimbrel jobs ") && last.contains(" copy-"),
+        "what can be looked at later: {last}"
+    );
+    assert_eq!(terminal.settings(), before, "the terminal is as it was");
+    copy.wait(PATIENCE).expect("it ends");
+    assert!(jobs(state, &["list"]).stdout.contains("cancelled"));
+}
+
+/// What hangs keeps its socket: it is not shown as if it went on.
+#[test]
+fn a_copy_that_is_stopped_is_said_to_be_silent() {
+    let place = Slow::new();
+    let mut copy = place.start("copy", &[]);
+    let terminal = terminal();
+    let before = terminal.settings();
+    let mut watch = terminal.start(&["watch", "copy-", "--state-dir", place.state()], &PLAIN);
+    watch.wait_for_page(&["running: copying", "; ETA "], &[]);
+    copy.suspend();
+    let silent = ["nothing heard for ", "does not answer", "speed    unknown"];
+    let old = ["running", "keys/s", "p pause", "c cancel"];
+    let page = watch.wait_for_page(&silent, &old);
+    fits(&page);
+    let begins = page.split_once("nothing heard for ").and_then(|(_, rest)| rest.split_once(' '));
+    let seconds: u64 = begins.and_then(|(seconds, _)| seconds.parse().ok()).expect("a number");
+    assert!(seconds >= 2, "{page}");
+    // It counts on.
+    watch.wait_for_page(&silent, &[&old[..], &[&format!("nothing heard for {seconds} s")]].concat());
+    // In the list as well.
+    watch.press("\x1b");
+    let row = ["1 job, of which 1 run", ">  copy-", "nothing heard for "];
+    fits(&watch.wait_for_page(&row, &[" %"]));
+    copy.resume();
+    watch.wait_for_page(&["running: copying", " %"], &["nothing heard"]);
+    watch.press("\r");
+    watch.wait_for_page(&["running: copying", "p pause"], &["SILENT"]);
+    // Others use the terminal while it is stopped.
+    watch.signal(Signal::SIGTSTP);
+    wait_until("it is stopped", || watch.is_stopped());
+    assert_eq!(terminal.settings(), before);
+    watch.signal(Signal::SIGCONT);
+    wait_until("it takes keys again", || terminal.settings() != before);
+    watch.press("q");
+    watch.expect_code(0);
+    assert_eq!(terminal.settings(), before, "the terminal is as it was");
+    // Signals end it as the key does.
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut watch = terminal.start(&["watch", "--state-dir", place.state()], &PLAIN);
+        wait_until("it takes keys", || terminal.settings() != before);
+        watch.signal(signal);
+        watch.expect_code(0);
+        assert_eq!(terminal.settings(), before, "{signal}");
+    }
+    // What was killed can go on, and with what is said.
+    let mut watch = terminal.start(&["watch", "--state-dir", place.state()], &PLAIN);
+    wait_until("it takes keys", || terminal.settings() != before);
+    watch.wait_for_page(&["running: copying", "; ETA "], &[]);
+    copy.kill9();
+    let shown = watch.expect_code(0);
+    let (_, last) = shown.rsplit_once("ended    ").expect("it says so");
+    assert!(last.contains("it was interrupted") && last.contains("goes on  whimbrel copy "), "{shown}");
+}
+
+/// Watches the only job that runs, until its page holds all this.
+#[track_caller]
+fn is_shown(state: &str, with: &[&str]) {
+    let terminal = terminal();
+    let mut watch = terminal.start(&["watch", "--state-dir", state], &PLAIN);
+    let page = watch.wait_for_page(&[with, &[" %  ", "heard    ", "q quit"]].concat(), &[]);
+    fits(&page);
+    watch.press("q");
+    watch.expect_code(0);
+    // Programs get the same.
+    let args = ["watch", "--once", "--json", "--state-dir", state];
+    let output = Invocation::new(&args).timeout(PATIENCE).run().expect_code(0);
+    let object: Value = serde_json::from_str(&output.stdout).expect("an object");
+    assert!(object["job"]["percent"].is_u64() && object["job"]["state"] == "running", "{object:#}");
+}
+
+#[test]
+fn a_verification_and_a_sync_are_shown_with_percent() {
+    let place = Slow::new();
+    for (kind, own) in [
+        ("verify", &["running: comparing", "found    ", "compared", "; ETA ", "p pause, c cancel"][..]),
+        ("sync", &["running: snapshotting", "written  ", "PRIMARY", "; ETA ", "p pause, c cancel"]),
+    ] {
+        let mut running = place.start(kind, &[]);
+        is_shown(place.state(), &[own, &[&*format!("{kind:<9}{}", place.source.addr())]].concat());
+        running.kill9();
+        let name = jobs(place.state(), &["--json"]).stdout;
+        let name: Value = serde_json::from_str(name.lines().last().expect("a job")).expect("JSON");
+        jobs(place.state(), &["cancel", name["id"].as_str().expect("a name")]);
+    }
+}
+
+#[test]
+fn a_move_of_slots_is_shown_with_percent() {
+    let scene = Scene::of(Engine::Valkey91, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    scene.fill(0..=99, 100, 10_000);
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let slowly = ["--method", "external", "--rate-keys", "100"];
+    let mut running = scene.reshard("0-99", 1, &slowly).timeout(PATIENCE).spawn();
+    wait_until("it is listed", || !jobs(state, &["--json"]).stdout.is_empty());
+    is_shown(
+        state,
+        &["move     ", "slots    0 of 100", "method   external", "keys/s; ETA ", "p pause, c cancel"],
+    );
+    let terminal = terminal();
+    let mut watch = terminal.start(&["watch", "--state-dir", state], &PLAIN);
+    watch.wait_for_page(&["p pause"], &[]);
+    watch.press("cyes\r");
+    let shown = watch.expect_code(0);
+    assert!(shown.contains("rolls back the slots that were not handed over yet"), "{shown}");
+    assert!(shown.contains("does not run any more: cancelled"), "{shown}");
+    running.wait(PATIENCE).expect("it ends").expect_code(130);
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0, "nothing has moved");
+}
+
+#[test]
+fn a_front_is_shown_with_percent() {
+    let place = Slow::new();
+    let front = Front::between(&place.source.addr(), &place.target.addr(), &[]);
+    let mut client = front.connect();
+    redis::cmd("PING").exec(&mut client).expect("it is served");
+    let start = ["front", "start", "--yes", "--state-dir", front.state_dir()];
+    Invocation::new(&start).timeout(PATIENCE).run().expect_code(0);
+    let listens = format!("listens on 127.0.0.1:{}", front.port());
+    is_shown(front.state_dir(), &["front    ", &listens, "clients  1", "moving   ", " moved"]);
+}
+
+#[test]
+fn several_jobs_are_a_list() {
+    let place = Slow::new();
+    let other = Slow::new();
+    let state = place.state();
+    let nobody = Invocation::new(&["watch", "--state-dir", state]).timeout(PATIENCE).run().expect_code(2);
+    assert!(nobody.stderr.contains("no job runs"), "{}", nobody.stderr);
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let _copy = place.start("copy", &["--name", "first"]);
+    let slowly = ["--state-dir", state, "--rate-keys", "400", "--report", "1", "--name", "second"];
+    let (one, two) = (other.source.addr(), other.target.addr());
+    let args = [&["verify", &one, &two][..], &slowly].concat();
+    let mut verify = Invocation::new(&args).timeout(PATIENCE).spawn();
+    assert!(verify.wait_for_text("compared", PATIENCE), "{}{}", verify.stdout(), verify.stderr());
+    let terminal = terminal();
+    let mut watch = terminal.start(&["watch", "--state-dir", state], &PLAIN);
+    let page = watch.wait_for_page(&["2 jobs, of which 2 run", "first", "second", " %", " s "], &[]);
+    fits(&page);
+    let at = |page: &str, name: &str| page.lines().any(|line| line.starts_with(&format!(">  {name}")));
+    assert!(at(&page, "second") != at(&page, "first"), "{page}");
+    let (to_first, to_second) = if at(&page, "first") { ("k", "\x1b[B") } else { ("j", "\x1b[A") };
+    watch.press(&format!("{to_first}\r"));
+    watch.wait_for_page(&[&*format!("copy     {from} -> {to}"), "job      first"], &[]);
+    watch.press("\x1b");
+    watch.wait_for_page(&[">  first"], &[]);
+    watch.press(&format!("{to_second}\r"));
+    watch.wait_for_page(&["job      second", "running: comparing"], &[]);
+    verify.kill9();
+    watch.wait_for_page(&["interrupted", "goes on  whimbrel verify "], &["p pause"]);
+    watch.press("q");
+    watch.expect_code(0);
+    let args = ["watch", "--once", "--state-dir", state];
+    let text = Invocation::new(&args).timeout(PATIENCE).run().expect_code(0).stdout;
+    assert!(text.contains("job      first") && text.contains("heard    "), "the only one that runs: {text}");
 }

@@ -94,7 +94,7 @@ pub enum Command {
     Cutover(Box<CutoverArgs>),
     /// Take down the fence that a cutover has put up: let writers in again where they were
     Unfence(Box<UnfenceArgs>),
-    /// Show how a running sync stands, or a fleet
+    /// Show how jobs stand, or a fleet; on a terminal keys steer them
     Watch(WatchArgs),
     /// Move slots of a cluster to other primaries, while clients write
     Reshard(Box<ReshardArgs>),

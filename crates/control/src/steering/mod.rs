@@ -25,7 +25,6 @@ mod local;
 mod protocol;
 mod schedule;
 mod server;
-mod view;
 
 pub use self::attended::{Attended, How};
 pub use self::client::{Call, standing};
@@ -34,4 +33,3 @@ pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, b
 pub use self::protocol::{Answer, Refusal, Request, Scheduled, Standing, Steered, Why};
 pub(crate) use self::schedule::take_back;
 pub use self::server::{Socket, SocketFile};
-pub use self::view::View;

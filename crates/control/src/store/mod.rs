@@ -170,6 +170,11 @@ impl Store {
         serde_json::from_str(&std::fs::read_to_string(self.path(id, "json")).ok()?).ok()
     }
 
+    /// A job of this name, and whether a process runs it; `None` where there is none.
+    pub fn entry(&self, id: &str) -> Option<Entry> {
+        self.entry_of(self.find(id)?)
+    }
+
     /// The job with whether a process runs it; `None` for one that is over although nobody could say so.
     fn entry_of(&self, published: Status) -> Option<Entry> {
         match published.kind {
@@ -245,7 +250,7 @@ impl Store {
     /// Keeps how a job ended under a name of its own, which is returned: its next run has the same name.
     /// Nothing depends on it, so a failure is no error.
     pub fn end(&self, status: &Status) -> String {
-        let name = format!("{}-{:x}", status.id, status.created_s);
+        let name = status.kept_as();
         for ending in ["json", "events", "report"] {
             // Not every job has one.
             let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));

@@ -136,19 +136,22 @@ pub struct UnfenceArgs {
 /// `whimbrel watch`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+On a terminal: p pauses and resumes, c cancels, Esc shows all jobs, q quits.
+
 Examples:
-  whimbrel watch                                      a page for the sync that runs here, until Ctrl-C
-  whimbrel watch --once                               how it stands now
+  whimbrel watch                                      the job that runs here, or the list of jobs
+  whimbrel watch nightly                              one of them
+  whimbrel watch nightly --once                       how it stands now
   whimbrel watch --at mover.example.com:9400          one that runs elsewhere, with --http
-  whimbrel watch --json | jq '.status.sources[].lag_ms'
+  whimbrel watch friday --json | jq '.status.sources[].lag_ms'
 
 Exit codes: see whimbrel --help")]
 pub struct WatchArgs {
-    /// The sync, or the beginning of its name [default: the only one that runs]
+    /// The job, or the beginning of its name [default: the only one that runs, else the list of jobs]
     pub job: Option<String>,
 
-    /// Ask a sync on another machine, or the coordinator of a fleet, by the HOST:PORT that it was given with
-    /// --http
+    /// Ask a sync or a daemon on another machine, or the coordinator of a fleet, by the HOST:PORT that it was
+    /// given with --http
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["job", "state_dir"])]
     pub at: Option<String>,
 
@@ -156,7 +159,7 @@ pub struct WatchArgs {
     #[arg(long)]
     pub once: bool,
 
-    /// Where the sync keeps its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    /// Where jobs keep their journals [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 

@@ -1,0 +1,328 @@
+//! Shows it: a page with keys on a terminal, lines or JSON elsewhere.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::libc::SIGTSTP;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use whimbrel_control::http;
+use whimbrel_control::jobs::{Ask, CancelAnswer, Jobs};
+use whimbrel_control::service;
+use whimbrel_control::steering::Request;
+use whimbrel_control::store::{Entry, Kind};
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_terminal::keyboard::{self, Keyboard, draw};
+use whimbrel_terminal::plain::plain;
+use whimbrel_terminal::print::{for_stdout, line};
+use whimbrel_terminal::screen::{Screen, height_of_stdout};
+
+use crate::app::{Action, App};
+use crate::card;
+use crate::job::{GoesOn, last_words, page};
+use crate::list::{List, chosen};
+use crate::look::{Looking, PERIOD, look};
+use crate::watched::{Moment, Watched};
+
+/// How often the page is drawn where nothing happens: it says how long ago things were heard.
+const DRAWN_EVERY: Duration = Duration::from_millis(500);
+
+/// Moves to the top left and clears what is below.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// How it is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct Form {
+    /// Once, not until the end.
+    pub once: bool,
+    /// As JSON, an object a line.
+    pub json: bool,
+}
+
+/// Shows a process that tells over HTTP how it stands: a sync, a daemon, a coordinator. Until `stop`, or once.
+///
+/// # Errors
+/// As [`http::status_at`].
+pub async fn watch_at(at: &str, form: Form, stop: &CancellationToken) -> Result<()> {
+    let mut last: Option<Value> = None;
+    loop {
+        let card = http::status_at(at).await?;
+        if card.is_object() {
+            let shown = match form.json {
+                true => show_json(&card),
+                false => show_text(form, &card::page(&card, last.as_ref(), Screen::of_stdout())),
+            };
+            if shown.is_err() || form.once {
+                // Once is enough, or its reader has left.
+                return Ok(());
+            }
+            last = Some(card);
+        }
+        if stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Shows the job that is named, or begins so; where none is, the only one that runs, or the list of all.
+/// Until it has ended, `stop` or the key q; or once. On a terminal keys steer it.
+///
+/// # Errors
+/// `Options` where there is no such job, or none is named and none runs; `Own` where the folder cannot be
+/// read, or a job that is to be shown once does not answer.
+pub async fn watch_jobs(
+    jobs: Jobs,
+    named: Option<&str>,
+    form: Form,
+    goes_on: GoesOn<'_>,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let has_keys = keyboard::is_there() && !form.once && !form.json;
+    let jobs = Arc::new(jobs);
+    let job = match named {
+        Some(named) => Some(jobs.find(named)?),
+        None => {
+            let all = jobs.all()?;
+            let running: Vec<Entry> = all.iter().filter(|entry| entry.running).cloned().collect();
+            if running.is_empty() && (all.is_empty() || !has_keys) {
+                let error = Error::options(Side::Own, "find the job", "no job runs in this state folder");
+                return Err(error.with_remedy("see `whimbrel jobs`, or name another folder with --state-dir"));
+            }
+            chosen(&running, !has_keys)
+        }
+    };
+    match (job, has_keys) {
+        (job, true) => pressed(&jobs, job, goes_on, stop).await,
+        (Some(job), false) => follow(&jobs, job, form, goes_on, stop).await,
+        (None, false) => list(&jobs, form, stop).await,
+    }
+}
+
+fn show_json(object: &Value) -> io::Result<()> {
+    writeln!(io::stdout(), "{}", plain(&object.to_string()))
+}
+
+/// Shows a page, in the place of the last one where that can be.
+fn show_text(form: Form, text: &str) -> io::Result<()> {
+    let mut out = io::stdout();
+    let clear = if !form.once && out.is_terminal() { CLEAR } else { "" };
+    write!(out, "{clear}{}", for_stdout(text))?;
+    out.flush()
+}
+
+/// Shows all jobs, without keys.
+async fn list(jobs: &Jobs, form: Form, stop: &CancellationToken) -> Result<()> {
+    let mut list = List::default();
+    loop {
+        let seen = jobs.as_they_are(jobs.all()?).await;
+        let shown = match form.json {
+            true => {
+                let objects: Vec<Value> = seen.iter().map(|seen| seen.as_object(None)).collect();
+                show_json(&json!({"jobs": objects}))
+            }
+            false => {
+                list.note(seen, Moment::now());
+                let lines = list.page(Moment::now(), Screen::of_stdout(), None);
+                show_text(form, &(lines.join("\n") + "\n"))
+            }
+        };
+        let pause = async { stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await };
+        if shown.is_err() || form.once || pause.await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Shows one job, without keys.
+async fn follow(
+    jobs: &Jobs,
+    entry: Entry,
+    form: Form,
+    goes_on: GoesOn<'_>,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let mut watched = Watched::new(entry, Moment::now());
+    let (mut last, mut is_first) = (None, true);
+    loop {
+        let looked = look(jobs, watched.status()).await;
+        let said = looked.standing.is_some();
+        watched.note(looked, Moment::now());
+        let over = watched.over().is_some();
+        if form.once && !over && !said {
+            let what = format!("{} is stopped or hangs: it does not answer", watched.status().label());
+            return Err(Error::own("watch the job", what).with_remedy(
+                "see what the process does that runs it: SIGCONT has one go on that was stopped",
+            ));
+        }
+        // What has ended before is shown as well.
+        let shown = match (said || over && is_first, form.json) {
+            (true, true) => show_json(&object(&watched)),
+            (true, false) => show_text(form, &as_text(&watched, last.as_ref(), goes_on)),
+            (false, true) => Ok(()),
+            (false, false) => show_silence(&watched),
+        };
+        if shown.is_err() || form.once || over && is_first {
+            return Ok(());
+        }
+        if over {
+            if !form.json {
+                line(&last_words(&watched, goes_on(watched.status()).as_deref()));
+            }
+            return Ok(());
+        }
+        (last, is_first) = (Some(watched.details.clone()), false);
+        if stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// For how long nothing was heard, where that is worth a line.
+fn show_silence(watched: &Watched) -> io::Result<()> {
+    match watched.silent(Moment::now()) {
+        Some(silence) => {
+            let name = watched.status().label();
+            writeln!(
+                io::stdout(),
+                "{}",
+                for_stdout(&format!("SILENT   nothing heard of {name} for {} s", silence.as_secs()))
+            )
+        }
+        None => Ok(()),
+    }
+}
+
+/// A job for programs: what its kind shows, and beside it what every job does.
+fn object(watched: &Watched) -> Value {
+    let mut object = match &watched.details {
+        Value::Object(details) => Value::Object(details.clone()),
+        _ => json!({}),
+    };
+    object["job"] = watched.seen(Moment::now()).as_object(None);
+    object
+}
+
+fn as_text(watched: &Watched, last: Option<&Value>, goes_on: GoesOn<'_>) -> String {
+    let screen = Screen::of_stdout();
+    if watched.status().kind == Kind::Sync && watched.details.is_object() {
+        return card::page(&watched.details, last.filter(|last| last.is_object()), screen);
+    }
+    let command = goes_on(watched.status());
+    page(watched, command.as_deref(), Moment::now(), screen, None).join("\n") + "\n"
+}
+
+/// Shows one job, or all, with keys.
+async fn pressed(
+    jobs: &Arc<Jobs>,
+    job: Option<Entry>,
+    goes_on: GoesOn<'_>,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let fail = |e: io::Error| Error::own("use the terminal", e);
+    let mut watched = job.map(|entry| Watched::new(entry, Moment::now()));
+    if let Some(job) = &mut watched {
+        // Before anything is said of how long ago it was heard.
+        let Some(looked) = stop.run_until_cancelled(look(jobs, job.status())).await else { return Ok(()) };
+        job.note(looked, Moment::now());
+    }
+    let status = watched.as_ref().map(|job| job.status().clone());
+    let mut app = App::new(watched);
+    let mut looking = Looking::at(jobs.clone(), status);
+    let mut orders: JoinSet<String> = JoinSet::new();
+    let mut keyboard = Keyboard::open().map_err(fail)?;
+    let mut suspended = signal(SignalKind::from_raw(SIGTSTP)).map_err(fail)?;
+    let mut resized = signal(SignalKind::window_change()).map_err(fail)?;
+    let mut drawn = tokio::time::interval(DRAWN_EVERY);
+    let has_ended = loop {
+        show(&app, goes_on).map_err(fail)?;
+        tokio::select! {
+            () = stop.cancelled() => break false,
+            sight = looking.next() => if app.note(sight, Moment::now())? {
+                break true;
+            },
+            Some(told) = orders.join_next() => {
+                app.answered(told.unwrap_or_else(|_| "the question was broken off".to_owned()));
+            }
+            keys = keyboard.keys() => {
+                let mut actions = keys.map_err(fail)?.into_iter().map(|key| app.press(key, Moment::now()));
+                let actions: Vec<Action> = actions.by_ref().collect();
+                if actions.contains(&Action::Quit) {
+                    break false;
+                }
+                for action in actions {
+                    match action {
+                        Action::None | Action::Quit => {}
+                        Action::Open(status) => looking = Looking::at(jobs.clone(), Some(*status)),
+                        Action::Back => looking = Looking::at(jobs.clone(), None),
+                        Action::Order(ask) => {
+                            if let Some(job) = app.job() {
+                                orders.spawn(order(jobs.clone(), job.entry.clone(), ask));
+                            }
+                        }
+                    }
+                }
+            }
+            _ = suspended.recv() => keyboard.suspend().map_err(fail)?,
+            _ = resized.recv() => {}
+            _ = drawn.tick() => {}
+        }
+    };
+    // What is asked of a job comes to its end although nobody looks any more.
+    while stop.run_until_cancelled(orders.join_next()).await.flatten().is_some() {}
+    leave(&app, goes_on, keyboard).map_err(fail)?;
+    if let (true, Some(job)) = (has_ended, app.job()) {
+        line(&last_words(job, goes_on(job.status()).as_deref()));
+    }
+    Ok(())
+}
+
+fn show(app: &App, goes_on: GoesOn<'_>) -> io::Result<()> {
+    let (screen, height) = (narrower(Screen::of_stdout()), height_of_stdout());
+    draw(&app.page(goes_on, Moment::now(), screen, height), app.is_typing())
+}
+
+/// Some terminals begin a new line behind the last column.
+fn narrower(screen: Screen) -> Screen {
+    Screen { width: screen.width.saturating_sub(1).max(1), ..screen }
+}
+
+/// The page as it was last stays, without its keys, and the terminal is as it was before.
+fn leave(app: &App, goes_on: GoesOn<'_>, keyboard: Keyboard) -> io::Result<()> {
+    let mut lines = app.last_page(goes_on, Moment::now(), narrower(Screen::of_stdout()));
+    lines.truncate(height_of_stdout().saturating_sub(1));
+    let shown = draw(&lines, false);
+    drop(keyboard);
+    shown.and_then(|()| writeln!(io::stdout()))
+}
+
+/// Asks a job for something; what came of it, in a line.
+async fn order(jobs: Arc<Jobs>, entry: Entry, ask: Ask) -> String {
+    let (id, store) = (&entry.status.id, &jobs.store);
+    let outcome = match ask {
+        Ask::Pause => service::ask(store, id, Request::Pause, "pause")
+            .await
+            .map(|_| "paused: no more keys move until p has it go on".to_owned()),
+        Ask::Resume => {
+            service::ask(store, id, Request::Resume, "resume").await.map(|_| "its keys move again".to_owned())
+        }
+        Ask::Cancel => cancel(&jobs, &entry).await,
+        Ask::Set | Ask::Cutover => Ok("that has no key here".to_owned()),
+    };
+    outcome.unwrap_or_else(|error| format!("refused: {error}"))
+}
+
+async fn cancel(jobs: &Jobs, entry: &Entry) -> Result<String> {
+    let status = &entry.status;
+    Ok(match jobs.cancel(entry).await? {
+        CancelAnswer::HasEnded => format!("it has ended already: {}", status.phase),
+        CancelAnswer::Asked => "it has been asked to end".to_owned(),
+        CancelAnswer::Discarded => "cancelled: it cannot go on any more".to_owned(),
+        CancelAnswer::NeedsCluster => format!(
+            "nobody runs it, and its cluster has to be asked: whimbrel jobs cancel {} rolls it back",
+            status.label()
+        ),
+    })
+}
