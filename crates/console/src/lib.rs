@@ -6,6 +6,7 @@
 //! - `routes`: what is answered where; `stream`: what is sent to those who watch; `checks`: who asks;
 //! - `orders`: what is asked of jobs; `reading`: how everything stands, read once for all who watch;
 //! - `inner`: what all requests have in common;
+//! - `canaries`: how long clients wait for answers;
 //! - [`plans`]: moves of slots, from a plan to its approval; [`cluster`]: the cluster, and what is wrong
 //!   with it; [`runs`]: assessments, copies, syncs and verifications that are begun here;
 //! - [`snapshot`]: how everything stood; [`shown`]: a job as the page gets it;
@@ -24,6 +25,7 @@
 
 pub mod again;
 pub mod audit;
+mod canaries;
 mod checks;
 pub mod cluster;
 mod failure;

@@ -1,6 +1,7 @@
 //! What is answered where. The document of [`crate::interface`] describes each of these.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
@@ -33,7 +34,10 @@ use crate::{cluster, interface, page, reading, stream};
 const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// How long one may take to arrive.
-const BODY_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+const BODY_WITHIN: Duration = Duration::from_secs(10);
+
+/// The cluster is asked again where it was for longer than this ago.
+const CLUSTER_FRESH: Duration = Duration::from_secs(1);
 
 /// How many events of a job are sent: the newest.
 const EVENTS_MAX: usize = 500;
@@ -329,8 +333,9 @@ async fn begin(State(inner): Console, caller: Caller, Body(wanted): Body<JobWant
 
 async fn read_cluster(State(inner): Console, _: Caller) -> Answer<Json> {
     let mover = inner.mover()?;
-    let _turn = inner.asking.lock().await;
-    Ok(Json(cluster::read(mover, None).await))
+    let mut value = Value::clone(&*reading::read_cluster(&inner, mover, CLUSTER_FRESH).await);
+    value["now_ms"] = json!(now_ms());
+    Ok(Json(value))
 }
 
 async fn repair(State(inner): Console, _: Caller) -> Answer<Json> {

@@ -82,7 +82,7 @@ impl Console {
             watched: Watched::default(),
             plans: Plans::default(),
             orders: Mutex::new(JoinSet::new()),
-            asking: tokio::sync::Mutex::default(),
+            looked: tokio::sync::Mutex::default(),
             looking: tokio::sync::Mutex::default(),
             stop,
         };

@@ -290,6 +290,47 @@ fn a_drain_is_cancelled_half_way() {
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
 
+/// The node that hangs is the one that the daemon was told: it answers nothing and closes nothing.
+#[test]
+fn a_node_that_hangs_hides_none_of_the_others() {
+    let layout = [vec![0..=5_999], vec![6_000..=11_999], vec![12_000..=16_383]];
+    let scene = Scene::of(Engine::Redis70, 0, &layout).start();
+    let opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "look");
+    let probe = |node: usize| {
+        let row = format!("[data-id=\"{}\"]", scene.cluster.node_id(node));
+        format!("document.querySelector('{row} td[data-cell=\"probe\"]').innerText")
+    };
+    let measured = |node: usize| format!("/[0-9] m?s$/.test({}) && !/no answer/.test({0})", probe(node));
+    for node in 0..3 {
+        browser.wait_for(&measured(node));
+    }
+    scene.cluster.nodes()[0].suspend().expect("stopped");
+    browser.wait_for(&format!("/no answer for/.test({})", probe(0)));
+    browser.wait_for_text(&test("silent"), "no answer for");
+    for node in 1..3 {
+        browser.wait_for(&measured(node));
+    }
+    // What others say goes on being read, also by those who ask once.
+    let read = |opened: &Opened| opened.get("/cluster")["read_ms"].as_u64().expect("a moment");
+    let first = read(&opened);
+    let until = std::time::Instant::now() + PATIENCE;
+    while read(&opened) == first {
+        assert!(std::time::Instant::now() < until, "it is not read again");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let cluster = opened.get("/cluster");
+    let shards = cluster["shards"].as_array().expect("shards");
+    let silent = shards.iter().find(|shard| shard["answers"] == false).expect("one is silent");
+    assert_eq!(silent["slots"], "0-5999", "others say what it has: {silent}");
+    assert!(silent["silent_since_ms"].as_u64() < cluster["now_ms"].as_u64(), "{cluster}");
+    picture(&mut browser, "hanging");
+    scene.cluster.nodes()[0].resume().expect("it goes on");
+    browser.wait_for(&measured(0));
+    browser.wait_for(&format!("[...document.querySelectorAll({:?})].every(e => e.hidden)", test("silent")));
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
 /// All that a page offers can be reached with the keyboard alone, and each has a name.
 #[test]
 fn everything_is_reached_by_keyboard() {
