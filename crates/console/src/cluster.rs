@@ -281,7 +281,9 @@ mod tests {
         assert_eq!((&first["silent_since_ms"], &first["slots"]), (&json!(8_000), &json!("0-5")));
         let before = json!({
             "read_ms": 9_000,
-            "shards": [{"id": id, "answers": true, "keys": 7, "slots": "0-9", "read_ms": 9_000, "replicas": []}],
+            "shards": [
+                {"id": id, "answers": true, "keys": 7, "slots": "0-9", "read_ms": 9_000, "replicas": []},
+            ],
         });
         let next = shown(Some(&before), 12_000);
         assert_eq!((&next["silent_since_ms"], &next["keys"]), (&json!(9_000), &json!(7)));

@@ -15,7 +15,8 @@ pub(crate) struct Failure {
     pub(crate) remedy: Option<String>,
 }
 
-/// What clients and servers have sent may be part of it, and scripts print it on terminals: no colours either.
+/// What clients and servers have sent may be part of it, and scripts print it on terminals: no colours
+/// either.
 fn shown(text: &str) -> String {
     plain(&text.replace('\u{1b}', "\\u001b")).into_owned()
 }

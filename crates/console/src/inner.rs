@@ -17,6 +17,7 @@ use whimbrel_engine::tls::Acceptor;
 use crate::audit::Audit;
 use crate::mover::Mover;
 use crate::plans::Plans;
+use crate::remembered::Remembered;
 use crate::runs::Runs;
 use crate::snapshot::Watched;
 use crate::tokens::Tokens;
@@ -49,6 +50,7 @@ pub(crate) struct Inner {
     pub(crate) watched: Watched,
     pub(crate) plans: Plans,
     pub(crate) runs: Arc<Runs>,
+    pub(crate) remembered: Remembered,
     /// Orders under way: they come to their end although the client has gone.
     pub(crate) orders: Mutex<JoinSet<()>>,
     /// The cluster as it was found last, and when. Held while it is looked at: all who ask share one look.

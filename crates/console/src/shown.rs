@@ -94,6 +94,7 @@ impl Shown {
         object["eta_ms"] = json!(
             pace.filter(|pace| *pace >= 1.0 && left > 0.0).map(|pace| (left / pace * 1_000.0).round() as u64)
         );
+        object["run_of"] = json!(seen.entry.status.run_of());
         object["state_in_words"] = json!(seen.state_in_words());
         Shown { object, asks: Ask::ALL.into_iter().filter(|ask| ask.is_possible(seen)).collect() }
     }
