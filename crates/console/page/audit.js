@@ -132,7 +132,8 @@ export function open() {
       () => make(of),
       (line, { entry }) => {
         text(line.cells_.at, time(Math.floor(entry.at_ms / 1000)));
-        for (const key of ["who", "role", "order", "target"]) text(line.cells_[key], entry[key] ?? "");
+        for (const key of ["who", "role", "order"]) text(line.cells_[key], entry[key] ?? "");
+        text(line.cells_.target, (entry.target ?? "").replace(" -> ", " to "));
         const [result, value] = resultOf(entry);
         text(line.result, result);
         refill(line.more, entry, () => details(entry, value));

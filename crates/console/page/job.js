@@ -46,6 +46,7 @@ import {
   percent,
   quoted,
   time,
+  UNKNOWN,
 } from "./units.js";
 
 /** Events that are shown at once. */
@@ -471,7 +472,8 @@ function paint(at, job, read) {
         ? `about ${duration(job.eta_ms)} left`
         : "time left: not known",
   );
-  text(at.rate, job.ended ? "" : rateOf(job));
+  const rate = rateOf(job);
+  text(at.rate, job.ended || rate === UNKNOWN ? "" : rate);
   text(at.keys, keysLine(job));
   const left = openOfPlan(job.plan).length;
   refill(at.actions, [job.can, job.ended, job.answers, state.me?.role, left], () => actions(job, at.said));
@@ -486,7 +488,7 @@ function paint(at, job, read) {
             "p",
             {},
             "It was interrupted. On a terminal it goes on with this" +
-              (job.kind === "move" ? ":" : ", with its users, passwords and other options:"),
+              (job.kind === "move" ? ":" : ", with its passwords and other options:"),
           ),
           command(job.again, "again"),
         ]
