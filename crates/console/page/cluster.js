@@ -38,6 +38,7 @@ const COLUMNS = [
   { key: "bytes", head: "Bytes", number: true },
   { key: "ops", head: "Ops/s", number: true },
   { key: "memory", head: "Memory", number: true },
+  { key: "probe", head: "Probe latency", number: true },
   { key: "replicas", head: "Replicas" },
   { key: "do", head: "Actions", hidden: true },
 ];
@@ -62,8 +63,24 @@ function memoryText(shard) {
   return typeof shard.used_memory_bytes === "number" ? `${bytes(shard.used_memory_bytes)}, no limit` : "-";
 }
 
+/** For how long a node has given no answer. */
+function silence(node) {
+  const since = node.silent_since_ms;
+  return typeof since === "number"
+    ? `no answer for ${duration(Math.max(1000, Math.floor((serverNow() - since) / 1000) * 1000))}`
+    : "no answer";
+}
+
+/** How long the console's probe waits for answers of this shard. */
+function probeText(shard) {
+  const probe = (state.canary?.nodes ?? []).find((node) => node.id === shard.id);
+  if (!probe) return "-";
+  if (typeof probe.silent_ms === "number") return `no answer for ${duration(probe.silent_ms)}`;
+  return latency(probe.mean_ms);
+}
+
 function replicaText(replica) {
-  if (!replica.answers) return `${replica.address} (no answer)`;
+  if (!replica.answers) return `${replica.address} (${silence(replica)})`;
   if (replica.link_up === false) return `${replica.address} (link down)`;
   return replica.lag_bytes > 0
     ? `${replica.address} (${bytes(replica.lag_bytes)} behind)`
@@ -95,12 +112,13 @@ function makeShard(of, colour) {
     id: h("code", {}),
     address: h("span", { class: "address" }),
     version: h("span", { class: "dim version" }),
-    silent: h("span", { class: "badge", "data-mood": "bad" }, "no answer"),
+    silent: h("span", { class: "badge", "data-mood": "bad", test: "silent" }),
+    asOf: h("span", { class: "dim as-of" }),
     bar: shardBar(colour),
     slots: h("span", { class: "slots" }),
     drain: button("Drain", "drain", () => openPlan("drain", { node: parts.shard }), { class: "small" }),
   };
-  cells.node.append(parts.mark, parts.address, " ", parts.id, " ", parts.version, parts.silent);
+  cells.node.append(parts.mark, parts.address, " ", parts.id, " ", parts.version, parts.silent, " ", parts.asOf);
   cells.bar.append(h("span", { class: "barline" }, parts.bar.node, parts.slots));
   cells.do.append(parts.drain);
   line.parts = parts;
@@ -115,7 +133,13 @@ function updateShard(line, { shard, layer, isLarge, stays }) {
   text(parts.id, short(shard.id));
   text(parts.address, shard.address);
   text(parts.version, shard.version ?? "");
-  show(parts.silent, shard.answers === false);
+  const isSilent = shard.answers === false;
+  show(parts.silent, isSilent);
+  show(parts.asOf, isSilent);
+  if (isSilent) {
+    text(parts.silent, silence(shard));
+    text(parts.asOf, shard.read_ms ? `numbers of ${clock(shard.read_ms)}` : "no numbers yet");
+  }
   const [owned, leaving, coming] = [layer.owned, layer.leaving, layer.coming].map(sizeOf);
   const onTheWay = [
     leaving ? `${count(leaving)} to leave` : "",
@@ -132,6 +156,7 @@ function updateShard(line, { shard, layer, isLarge, stays }) {
   text(cells.bytes, bytes(shard.bytes));
   text(cells.ops, count(shard.ops_per_second));
   text(cells.memory, memoryText(shard));
+  text(cells.probe, probeText(shard));
   text(cells.replicas, replicasText(shard, isLarge));
   attr(parts.drain, "aria-label", `Drain ${shard.address}`);
   show(parts.drain, stays && owned > 0);
@@ -171,6 +196,9 @@ function finding(found) {
   );
 }
 
+/** What is no problem, but what moves of slots show while they are under way. */
+const underWay = (cluster) => (cluster.findings ?? []).filter((found) => found.under_way);
+
 function skeleton() {
   const at = {
     heading: h("h1", { tabindex: "-1" }, "Cluster"),
@@ -181,6 +209,8 @@ function skeleton() {
     whole: wholeBar(),
     findings: h("ul", { class: "findings" }),
     moving: h("ul", { class: "moving" }),
+    meanwhile: h("ul", { class: "findings" }),
+    meanwhileHead: h("summary", {}),
     chart: canaryChart(),
     of: table("Shards, with the slots that they own", COLUMNS, { class: "cards shards" }),
     none: h("p", { class: "empty" }),
@@ -199,12 +229,20 @@ function skeleton() {
   at.filter.value = kept.filter;
   at.over = h("div", { class: "over" }, at.of.region);
   at.moreMoves = h("p", {}, h("a", { href: "#/jobs" }, ""));
-  at.movingPart = h("section", {}, h("h2", {}, "Moving now"), at.moving, at.moreMoves);
-  at.findingsPart = h("section", {}, h("h2", {}, "What status finds"), at.findings);
+  at.meanwhilePart = h("details", { test: "under-way" }, at.meanwhileHead, at.meanwhile);
+  at.movingPart = h(
+    "section",
+    {},
+    h("h2", {}, "Work under way"),
+    at.moving,
+    at.moreMoves,
+    at.meanwhilePart,
+  );
+  at.findingsPart = h("section", {}, h("h2", {}, "Health"), at.findings);
   at.chartPart = h(
     "section",
     {},
-    h("h2", {}, "What clients feel"),
+    h("h2", {}, "Probe latency"),
     at.canary,
     h("div", { class: "charts" }, at.chart.node),
   );
@@ -262,13 +300,14 @@ function orders(at) {
     at.repair,
     state.me &&
       !mine &&
-      h("p", { class: "dim" }, "Your role is look: to plan and approve moves takes operate."),
+      h("p", { class: "dim" }, "Your role is look. To plan and approve moves you need the role operate."),
   ];
 }
 
 function paintHead(at, cluster) {
   text(at.heading, `Cluster ${cluster.cluster}`);
-  const problems = (cluster.findings ?? []).filter((found) => found.problem).length;
+  const found = (cluster.findings ?? []).filter((one) => !one.under_way);
+  const problems = found.filter((one) => one.problem).length;
   const word = cluster.error ? "does not answer" : problems ? countOf(problems, "problem") : "no problems";
   text(at.badge, word);
   attr(at.badge, "data-mood", cluster.error || problems ? "bad" : "good");
@@ -286,19 +325,25 @@ function paintHead(at, cluster) {
       `The cluster does not answer: ${cluster.error}. ` +
         (cluster.read_ms ? `What you see is of ${clock(cluster.read_ms)}.` : "Nothing has been read yet."),
     );
-  refill(at.findings, cluster.findings, () => (cluster.findings ?? []).map(finding));
-  show(at.findingsPart, (cluster.findings ?? []).length > 0);
+  refill(at.findings, found, () => found.map(finding));
+  show(at.findingsPart, found.length > 0);
+  const meanwhile = underWay(cluster);
+  text(at.meanwhileHead, `What the nodes show meanwhile: ${count(meanwhile.length)}`);
+  refill(at.meanwhile, meanwhile, () => meanwhile.map((one) => h("li", {}, one.text ?? one.kind)));
+  show(at.meanwhilePart, meanwhile.length > 0);
 }
 
 function paintCanary(at) {
   show(at.chartPart, Boolean(state.canary));
   if (!state.canary) return;
-  const { requests, errors, redirects, mean_ms: mean, longest_ms: longest } = state.canary;
+  const { requests, errors, redirects, mean_ms: mean, longest_ms: longest, nodes = [] } = state.canary;
+  const silent = nodes.filter((node) => typeof node.silent_ms === "number");
   text(
     at.canary,
-    `A client of the console's own sent ${countOf(requests, "request")} in the last second: ` +
-      `${latency(mean)} on average, ${latency(longest)} at most; ` +
-      `${countOf(redirects ?? 0, "redirect")}, ${countOf(errors ?? 0, "error")}.`,
+    `The console reads from each primary as a client would. In the last second it sent ` +
+      `${countOf(requests, "request")}: ${latency(mean)} on average, ${latency(longest)} at most; ` +
+      `${countOf(redirects ?? 0, "redirect")}, ${count(errors ?? 0)} without an answer.` +
+      silent.map((node) => ` ${node.address}: no answer for ${duration(node.silent_ms)}.`).join(""),
   );
   at.chart.set(canaryTrace, serverNow());
 }
@@ -406,9 +451,9 @@ export function open() {
     }
     if (!changed || changed.cluster) paintHead(at, state.cluster);
     if (!changed || changed.canary) paintCanary(at);
-    if (changed && !changed.cluster && !changed.jobs) return;
+    if (changed && !changed.cluster && !changed.jobs && !changed.canary) return;
     const running = [...state.jobs.values()].filter((job) => job.kind === "move" && !job.ended).sort(order);
-    show(at.movingPart, running.length > 0);
+    show(at.movingPart, running.length > 0 || underWay(state.cluster).length > 0);
     show(at.moreMoves, running.length > MOVES);
     text(at.moreMoves.firstChild, `${countOf(running.length - MOVES, "more move")}`);
     keyed(at.moving, running.slice(0, MOVES), (job) => job.name, makeMove, updateMove);

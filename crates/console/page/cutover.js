@@ -35,7 +35,7 @@ export function settings(kept = {}) {
     autocomplete: "off",
   });
   const compare = select("compare", COMPARES, kept.compare ?? "sample");
-  const reverse = checkbox("Be able to come back (--reverse-sync)", "reverse", kept.reverse ?? true);
+  const reverse = checkbox("Keep a way to roll back (--reverse-sync)", "reverse", kept.reverse ?? true);
   const node = h(
     "div",
     { class: "fields" },
@@ -44,16 +44,25 @@ export function settings(kept = {}) {
     field("Compare", compare),
     h("div", { class: "field" }, reverse.node),
   );
-  node.addEventListener("input", () =>
+  const keep = () =>
     Object.assign(kept, {
       fence: fence.value,
       pause: pause.value,
       compare: compare.value,
       reverse: reverse.input.checked,
-    }),
-  );
+    });
+  node.addEventListener("input", keep);
   return {
     node,
+    /** Takes over what was chosen before, where nothing was chosen here yet. */
+    take(chosen) {
+      if (!chosen || Object.keys(kept).length) return;
+      fence.value = chosen.fence;
+      pause.value = `${chosen.max_pause_ms}ms`;
+      compare.value = chosen.compare;
+      reverse.input.checked = chosen.reverse;
+      keep();
+    },
     values: () => ({
       fence: fence.value,
       max_pause_ms: parseDuration(pause.value),
@@ -72,20 +81,33 @@ export function settings(kept = {}) {
   };
 }
 
+/** Whether what was chosen then is what is chosen now. */
+export const isSame = (chosen, values) =>
+  ["fence", "max_pause_ms", "compare", "reverse"].every((key) => chosen?.[key] === values?.[key]);
+
+/** What was chosen, in words. */
+export const inWords = (chosen) =>
+  `fence ${chosen.fence}, pause of at most ${duration(chosen.max_pause_ms)}, compare ${chosen.compare}, ` +
+  (chosen.reverse ? "with a way to roll back" : "without a way to roll back");
+
 /** Finds out whether it could be done, and how long writes would be paused. Nothing is changed. */
 export async function rehearse(name, values, back = false) {
   const reverse = values.reverse && !back;
   return post(jobPath(name, "cutover"), { ...values, reverse, back, dry_run: true });
 }
 
-/** Asks for the job's name, then cuts over; `done` gets what came of it. */
-export function ask(job, values, line, back, done) {
+/**
+ * Asks for the job's name, and for what is doubtful to be confirmed, then cuts over; `done` gets what came of
+ * it.
+ */
+export function ask(job, values, line, { back = false, doubts = [], done }) {
   const [from, to] = [job.source, job.target];
   return confirm({
-    title: back ? `Come back to ${to}` : `Cut over to ${to}`,
+    title: back ? `Roll back to ${to}` : `Cut over to ${to}`,
     test: "cutover",
     name: job.name,
-    verb: back ? "Come back" : "Cut over",
+    verb: back ? "Roll back" : "Cut over",
+    doubts,
     lines: [
       `Writes are paused for at most ${duration(values.max_pause_ms)}. Then ${to} takes over from ${from}.`,
       values.fence === "none"
@@ -94,8 +116,8 @@ export function ask(job, values, line, back, done) {
       back
         ? null
         : values.reverse
-          ? "The way back is kept: changes are followed back from then on."
-          : "There is no way back with --back: what clients write afterwards is on the target only.",
+          ? "You can roll back afterwards: changes are followed back from then on."
+          : "You cannot roll back afterwards: what clients write from then on is on the target only.",
       h("p", { class: "dim" }, "The same on a terminal:"),
       command(line),
     ].filter(Boolean),

@@ -1,6 +1,6 @@
 // Dialogs: the browser's own, so that focus stays in them, Escape closes them, and focus returns.
 
-import { button, failure, field, fill, h } from "./dom.js";
+import { button, checkbox, failure, field, fill, h } from "./dom.js";
 
 /**
  * Opens a dialog. `build(close)` returns what is in it. Only one is open at a time; it is taken out when
@@ -84,17 +84,28 @@ export function typed(name, test, label) {
   return { node, input, ready: () => input.value.trim() === name };
 }
 
-/** Asks for a name to be typed, and then does it. */
-export function confirm({ title, test, lines, name, label, verb, run }) {
+/**
+ * Asks for a name to be typed, and then does it. Each of `doubts`, as `[what is missing, what is confirmed,
+ * test]`, has to be confirmed besides.
+ */
+export function confirm({ title, test, lines, name, label, verb, run, doubts = [] }) {
   return open(title, `${test}-dialog`, (close) => {
     const asked = typed(name, `${test}-confirm`, label ?? "To confirm, type the job's name:");
-    const parts = [lines.map((line) => (line instanceof Node ? line : h("p", {}, line))), asked.node];
+    const boxes = doubts.map(([, label, name]) => checkbox(label, name));
+    const warned = doubts.map(([missing], i) =>
+      h("div", { class: "failure doubt" }, h("p", {}, h("strong", {}, missing)), boxes[i].node),
+    );
+    const parts = [
+      lines.map((line) => (line instanceof Node ? line : h("p", {}, line))),
+      warned,
+      asked.node,
+    ];
     return form({
       test: `${test}-form`,
       parts,
       label: verb,
       danger: true,
-      ready: asked.ready,
+      ready: () => asked.ready() && boxes.every((box) => box.input.checked),
       run: async () => {
         const words = await run(asked.input.value.trim());
         if (!words) close();

@@ -21,7 +21,18 @@ import { chart } from "./charts.js";
 import { between, doneOf, mood, rateOf } from "./jobs.js";
 import { confirm, form } from "./dialogs.js";
 import { minus, parse, shardBar, sizeOf, told } from "./slots.js";
-import { canaryTrace, jobNamed, may, noteLag, serverNow, state, stateOf, traceOf } from "./store.js";
+import {
+  canaryTrace,
+  jobNamed,
+  may,
+  noteLag,
+  openOfPlan,
+  serverNow,
+  state,
+  stateOf,
+  traceOf,
+  urlOf,
+} from "./store.js";
 import {
   bytes,
   clean,
@@ -35,6 +46,7 @@ import {
   percent,
   quoted,
   time,
+  UNKNOWN,
 } from "./units.js";
 
 /** Events that are shown at once. */
@@ -60,6 +72,8 @@ export function reader(name, then) {
   return {
     read,
     stop: () => abort.abort(),
+    /** Asks again with the next message: something has become known. */
+    again: () => ([ofJob, askedAt] = [null, 0]),
     async tick() {
       const job = jobNamed(name);
       const isDue = !read.answer || !job?.ended || ofJob !== job;
@@ -87,6 +101,12 @@ function keysLine(job) {
   return `${count(job.keys_moved)} of ${countOf(job.keys, "key")} are ${what}`;
 }
 
+/** How long it took. Moments are known by the second. */
+function tookOf(job) {
+  const seconds = (job.ended_s ?? job.updated_s) - job.created_s;
+  return seconds > 0 ? `took ${duration(seconds * 1000)}` : "took less than 1 s";
+}
+
 /** What is true of it, as pairs. */
 function facts(job) {
   const rates = [
@@ -96,14 +116,16 @@ function facts(job) {
   ].filter(Boolean);
   return [
     ["Kind", job.kind],
-    ["Source", job.source],
-    ["Target", job.target],
+    ["Begun by", job.begun_by],
+    ["Plan", job.plan],
+    ["Source", urlOf(job, "source")],
+    ["Target", urlOf(job, "target")],
     ["Cluster", job.cluster],
     ["Method", job.method],
-    ["Fell back", job.fell_back],
-    ["Bounds", rates.join(", ")],
+    ["Method changed because", job.fell_back],
+    ["Limits", rates.join(", ")],
     ["Cutover ordered", job.scheduled],
-    ["Listens", job.listen],
+    ["Listens on", job.listen],
     ["Started", time(job.created_s)],
     ["Ended", job.ended_s ? time(job.ended_s) : null],
   ].filter(([, value]) => value);
@@ -223,6 +245,47 @@ function askCancel(job) {
   });
 }
 
+/** Asks whether all jobs of a plan that have not ended are to be cancelled. */
+function askCancelPlan(plan) {
+  const jobs = openOfPlan(plan);
+  confirm({
+    title: `Cancel ${countOf(jobs.length, "job")} of one plan`,
+    test: "cancel-plan",
+    name: state.me?.cluster ?? jobs[0]?.cluster ?? "",
+    label: "To confirm, type the cluster's address:",
+    verb: `Cancel ${countOf(jobs.length, "job")}`,
+    lines: [
+      "What is not handed over yet is rolled back. Slots that were handed over stay where they are.",
+      h(
+        "ul",
+        { class: "lines" },
+        jobs.map((job) => h("li", {}, `${job.name}: ${stateOf(job)}`)),
+      ),
+      h("p", { class: "dim" }, "The same on a terminal:"),
+      command(jobs.map((job) => `whimbrel jobs cancel ${quoted(job.name)}`).join(" && ")),
+    ],
+    run: async (confirmed) => {
+      const path = `plans/${encodeURIComponent(plan)}/cancel`;
+      const { jobs: cancelled, refused } = await post(path, { confirm: confirmed });
+      announce(`${countOf(cancelled.length, "job")} of the plan are being cancelled`);
+      if (refused.length)
+        return `Not cancelled: ${refused.map((one) => `${one.job}: ${one.error}`).join("; ")}`;
+    },
+  });
+}
+
+/** A button that cancels all jobs of a plan, where several have not ended. */
+export function cancelPlanButton(plan) {
+  const left = openOfPlan(plan).length;
+  return (
+    left > 1 &&
+    may("operate") &&
+    button(`Cancel all ${count(left)} of this plan …`, "cancel-plan", () => askCancelPlan(plan), {
+      class: "danger",
+    })
+  );
+}
+
 /** The buttons, as `can` says. */
 function actions(job, said) {
   const can = job.can ?? [];
@@ -244,21 +307,21 @@ function actions(job, said) {
         "Cut over …",
       ),
     can.includes("cancel") && button("Cancel …", "cancel", () => askCancel(job), { class: "danger" }),
+    can.includes("cancel") && cancelPlanButton(job.plan),
     !job.ended &&
       !may("operate") &&
-      h("p", { class: "dim" }, "Your role is look: to steer jobs takes operate."),
+      h("p", { class: "dim" }, "Your role is look. To pause, set or cancel jobs you need the role operate."),
     !job.ended &&
       may("operate") &&
       !can.length &&
       h(
         "p",
         { class: "dim" },
-        "Nothing can be asked of it now: " +
-          (job.elsewhere
-            ? "it runs elsewhere."
-            : job.answers === false
-              ? "it does not answer."
-              : "as it stands, it goes on by itself."),
+        job.elsewhere
+          ? "It runs elsewhere, and is steered there."
+          : job.answers === false
+            ? "It does not answer: see its process."
+            : "There is nothing to steer now: it goes on by itself.",
       ),
   ];
 }
@@ -269,8 +332,8 @@ function eventRow(event) {
     { test: "event" },
     h("time", {}, time(event.at_s)),
     " ",
-    h("span", { class: "kind" }, event.event),
-    " ",
+    // Many say themselves what they are.
+    (event.text ?? "").startsWith(event.event) ? null : [h("span", { class: "kind" }, event.event), " "],
     h("span", {}, event.text ?? ""),
   );
 }
@@ -296,10 +359,10 @@ function charts() {
   };
 }
 
-/** What a client of the console's own meets: the same on the page of the cluster. */
+/** How long the console's own client waits for answers: the same on the page of the cluster. */
 export function canaryChart() {
   return chart({
-    title: "Latency of a canary",
+    title: "Probe latency",
     test: "canary-chart",
     format: latency,
     series: [
@@ -336,9 +399,9 @@ function skeleton(name) {
   };
   attr(at.done.node, "data-test", "job-percent");
   at.move = part("Slots", at.bar.node, at.slots);
-  at.rates = part("How fast its keys move", at.set.node);
-  at.syncPart = part("How the sync stands", at.sync);
-  at.eventsPart = part("What happened, newest first", at.events);
+  at.rates = part("Limits", at.set.node);
+  at.syncPart = part("Sync status", at.sync);
+  at.eventsPart = part("Events, newest first", at.events);
   at.reportPart = h("section", { test: "report" }, h("h2", {}, "Report"), at.report);
   const all = Object.values(at.charts).map((one) => one.node);
   at.node = h(
@@ -354,7 +417,7 @@ function skeleton(name) {
     at.said,
     at.again,
     at.move,
-    h("section", {}, h("h2", {}, "Now and in the last five minutes"), h("div", { class: "charts" }, all)),
+    h("section", {}, h("h2", {}, "Last five minutes"), h("div", { class: "charts" }, all)),
     at.rates,
     at.syncPart,
     at.eventsPart,
@@ -404,14 +467,16 @@ function paint(at, job, read) {
   text(
     at.eta,
     job.ended
-      ? `took ${duration(((job.ended_s ?? job.updated_s) - job.created_s) * 1000)}`
+      ? tookOf(job)
       : typeof job.eta_ms === "number"
         ? `about ${duration(job.eta_ms)} left`
         : "time left: not known",
   );
-  text(at.rate, job.ended ? "" : rateOf(job));
+  const rate = rateOf(job);
+  text(at.rate, job.ended || rate === UNKNOWN ? "" : rate);
   text(at.keys, keysLine(job));
-  refill(at.actions, [job.can, job.ended, job.answers, state.me?.role], () => actions(job, at.said));
+  const left = openOfPlan(job.plan).length;
+  refill(at.actions, [job.can, job.ended, job.answers, state.me?.role, left], () => actions(job, at.said));
   show(at.rates, (job.can ?? []).includes("set"));
   refill(at.facts, facts(job), () =>
     facts(job).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
@@ -423,7 +488,7 @@ function paint(at, job, read) {
             "p",
             {},
             "It was interrupted. On a terminal it goes on with this" +
-              (job.kind === "move" ? ":" : ", with its users, passwords and other options:"),
+              (job.kind === "move" ? ":" : ", with its passwords and other options:"),
           ),
           command(job.again, "again"),
         ]

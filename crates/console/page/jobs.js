@@ -1,9 +1,10 @@
 // The list of jobs. A thousand of them change each second: rows are made once, and only cells whose text is
 // different are written.
 
-import { attr, button, cell, h, keyed, progress, row, select, show, table, text } from "./dom.js";
+import { attr, button, cell, h, keyed, progress, refill, row, select, show, table, text } from "./dom.js";
+import { cancelPlanButton } from "./job.js";
 import { slotCount } from "./slots.js";
-import { state, stateOf } from "./store.js";
+import { openOfPlan, state, stateOf } from "./store.js";
 import { bytes, count, countOf, duration, short, time } from "./units.js";
 
 /** Rows that are shown at once, and by how many more. */
@@ -19,6 +20,7 @@ const COLUMNS = [
   { key: "rate", head: "Rate", number: true },
   { key: "started", head: "Started" },
   { key: "ended", head: "Ended" },
+  { key: "by", head: "Begun by" },
 ];
 
 /** Kept while the page is open: who comes back finds the list as it was. */
@@ -85,6 +87,7 @@ function updateRow(line, job) {
   cell(cells.eta, job.ended ? "-" : duration(job.eta_ms));
   cell(cells.rate, job.ended ? "-" : rateOf(job));
   text(cells.started, time(job.created_s));
+  cell(cells.by, job.begun_by ?? "-");
   cell(cells.ended, job.ended_s ? time(job.ended_s) : "-");
   text(line.said, job.message ?? "");
   show(line.said, Boolean(job.message));
@@ -92,7 +95,8 @@ function updateRow(line, job) {
 
 /** What is looked for in a job. */
 function matches(job, words) {
-  const parts = [job.name, job.kind, job.source, job.target, stateOf(job), job.message, job.cluster];
+  const { name, kind, source, target, message, cluster, begun_by: by } = job;
+  const parts = [name, kind, source, target, stateOf(job), message, cluster, by];
   const lower = parts.join(" ").toLowerCase();
   return words.every((word) => lower.includes(word));
 }
@@ -124,7 +128,7 @@ export function open() {
     type: "search",
     test: "job-text-filter",
     value: filter.text,
-    placeholder: "name, node, state",
+    placeholder: "name, node, state, who",
   });
   const said = h("p", { test: "job-count", class: "dim" });
   const more = button("", "job-more", () => {
@@ -132,6 +136,7 @@ export function open() {
     update();
   });
   const none = h("p", { class: "empty" });
+  const plans = h("div", {});
   states.addEventListener("change", () => ((filter.state = states.value), (shown = PAGE), update()));
   search.addEventListener("input", () => ((filter.text = search.value), (shown = PAGE), update()));
   search.value = filter.text;
@@ -146,12 +151,37 @@ export function open() {
       h("label", {}, "Find ", search),
     ),
     said,
+    plans,
     of.region,
     none,
     h("div", { class: "actions" }, more),
   );
 
+  /** Plans of which several jobs have not ended: they can be cancelled together. */
+  function paintPlans() {
+    const names = new Set([...state.jobs.values()].map((job) => job.plan).filter(Boolean));
+    const open = [...names].map((plan) => [plan, openOfPlan(plan)]).filter(([, left]) => left.length > 1);
+    const basis = open.map(([plan, left]) => [plan, left.length]);
+    refill(plans, [basis, state.me?.role], () =>
+      open.map(([plan, left]) =>
+        h(
+          "div",
+          { class: "actions", test: "plan-open" },
+          h(
+            "span",
+            {},
+            `${count(left.length)} jobs of one plan have not ended` +
+              (left[0].begun_by ? `: begun by ${left[0].begun_by}` : "") +
+              `, ${time(left[0].created_s)}`,
+          ),
+          cancelPlanButton(plan),
+        ),
+      ),
+    );
+  }
+
   function update() {
+    paintPlans();
     const all = chosen();
     const part = all.slice(0, shown);
     keyed(

@@ -4,13 +4,14 @@
 //   frame       nav-cluster nav-jobs nav-migrations nav-fleet nav-audit who theme sign-out age error remedy
 //               connection (data-state: connecting, live, lost) command command-copy dialog-close
 //   login       login token login-button
-//   cluster     cluster-state cluster-error canary whole-bar finding shard (data-id) shard-filter shard-sort
-//               shard-more moving (data-job) rebalance reshard drain repair
+//   cluster     cluster-state cluster-error canary whole-bar finding under-way shard (data-id) silent
+//               shard-filter shard-sort shard-more moving (data-job) rebalance reshard drain repair
 //   plan        plan-dialog plan-form plan-by plan-use-empty plan-threshold plan-slots plan-to plan-node
 //               plan-button plan-summary plan-note plan-nothing plan-node-row plan-move plan-again
 //               approve-form approve-confirm approve-button
 //   repair      repair-dialog repair-action repair-nothing
-//   jobs        job-state-filter job-text-filter job-count job-row (data-job) job-more
+//   jobs        job-state-filter job-text-filter job-count job-row (data-job) job-more plan-open cancel-plan
+//               cancel-plan-dialog cancel-plan-form cancel-plan-confirm cancel-plan-button
 //   job         job-name job-state job-percent job-eta job-message job-slots event report again again-copy
 //               keys-chart bytes-chart lag-chart canary-chart (each with -now) pause resume cutover cancel
 //               cancel-dialog cancel-form cancel-confirm cancel-button
@@ -21,7 +22,8 @@
 //   migration   step-assess step-sync step-verify step-rehearse step-cutover step-back (data-done: yes, no)
 //               true missing step-button assess-dialog assess-form assess-button verify-open verify-dialog
 //               verify-form verify-button fence max-pause compare reverse rehearse-button cutover-open
-//               back-rehearse back-button cutover-dialog cutover-form cutover-confirm cutover-button outcome
+//               back-rehearse back-button cutover-dialog cutover-form cutover-confirm cutover-unverified
+//               cutover-unrehearsed cutover-button outcome unfence
 //   fleet       fleet-state member backend
 //   audit       audit-row
 

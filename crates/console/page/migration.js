@@ -5,38 +5,48 @@ import { attr, button, command, failure, fill, h, refill, show, text } from "./d
 import { lagOf, reader, syncParts } from "./job.js";
 import { doneOf, mood } from "./jobs.js";
 import { lastVerify, leadsBack, wayBack } from "./migrations.js";
-import { ask, outcome, rehearse, settings } from "./cutover.js";
-import { assessmentOf, findings, line, openAssess, openVerify, verdictText } from "./sides.js";
-import { jobNamed, may, state, stateOf } from "./store.js";
-import { clock, count, countOf, duration, time } from "./units.js";
+import { ask, inWords, isSame, outcome, rehearse, settings } from "./cutover.js";
+import { findings, line, openAssess, openVerify, verdictText } from "./sides.js";
+import { jobNamed, may, serverNow, state, stateOf, urlOf } from "./store.js";
+import { agoRoughly, clock, count, countOf, duration, time } from "./units.js";
 
-/** What was chosen, rehearsed and done in this page, by job. */
+/** What was chosen and done in this page, by job. What was found out the server remembers. */
 const kept = new Map();
 
 const keptOf = (name) =>
-  kept.get(name) ?? kept.set(name, { chosen: {}, rehearsed: null, done: null, back: null }).get(name);
+  kept.get(name) ?? kept.set(name, { chosen: {}, done: null, back: null }).get(name);
 
 const WORDS = { done: "done", now: "now", todo: "to do", problem: "look here" };
 
 const isEnded = (job) => job.ended;
 const isCutOver = (job) => job.ended && job.phase === "cut over";
 
-/** A step: its parts, and how to show what is true and what is missing. */
+/**
+ * A step: its parts, and how to show what is true and what is missing. It folds once it is done, unless
+ * something is left to be done then.
+ */
 function step(number, title, test, ...rest) {
   const mark = h("span", { class: "badge" });
+  const short = h("span", { class: "dim short" });
   const [trues, missing] = [h("ul", { class: "true" }), h("ul", { class: "missing" })];
-  const node = h(
-    "li",
-    { class: "step", test },
-    h("div", { class: "title" }, h("h2", {}, `${number}. ${title}`), mark),
+  const body = h(
+    "details",
+    { open: true },
+    h("summary", { class: "title" }, h("h2", {}, `${number}. ${title}`), mark, short),
     trues,
     missing,
     rest,
   );
+  const node = h("li", { class: "step", test }, body);
+  let was = null;
   return {
     node,
-    set(how, true_, missing_) {
+    set(how, true_, missing_, folds = true) {
       attr(node, "data-done", how === "done" ? "yes" : "no");
+      // Whoever opens it again finds it open.
+      if ((how === "done") !== was) body.open = how !== "done" || !folds;
+      was = how === "done";
+      text(short, how === "done" ? (true_.find(Boolean) ?? "") : "");
       text(mark, WORDS[how]);
       attr(mark, "data-mood", { done: "good", now: "busy", todo: "plain", problem: "bad" }[how]);
       const items = (list, word) => () => list.map((one) => h("li", { test: word }, one));
@@ -53,15 +63,17 @@ function gated(label, test, onclick, props) {
   const why = h("span", { class: "dim" });
   return {
     node: h("div", { class: "actions" }, node, why),
-    set(reason) {
+    set(reason, note) {
       attr(node, "disabled", Boolean(reason));
-      text(why, reason ?? "");
+      text(why, reason || note || "");
     },
   };
 }
 
 const administers = () =>
-  may("administer") ? null : `Your role is ${state.me?.role ?? "not known yet"}: this takes administer.`;
+  may("administer")
+    ? null
+    : `Your role is ${state.me?.role ?? "not known yet"}: this needs the role administer.`;
 
 function syncStep(job, status, error) {
   const silent = [...(status?.sources ?? []), ...(status?.targets ?? [])].filter((server) => server.silent);
@@ -102,7 +114,8 @@ function verifyStep(job) {
   if (!verify)
     return ["todo", [], ["not verified yet: a comparison of all keys finds what a sample does not"]];
   const isOld = verify.created_s < job.created_s;
-  const told = `${verify.name}: ${stateOf(verify)}${verify.ended_s ? `, ended ${time(verify.ended_s)}` : ""}`;
+  const age = verify.ended_s ? `, ${agoRoughly(serverNow() - verify.ended_s * 1000)}` : "";
+  const told = `${verify.name}: ${stateOf(verify)}${age}`;
   if (!verify.ended) return ["now", [`${told}, ${doneOf(verify)}`], []];
   if (verify.phase === "different") return ["problem", [told], ["both sides differ: see the job"]];
   return [
@@ -111,6 +124,32 @@ function verifyStep(job) {
     isOld ? ["that was before this sync: verify again"] : [],
   ];
 }
+
+/** Whether a comparison since the sync began says that both sides are equal. */
+function isVerified(job) {
+  const verify = lastVerify(job);
+  return verify?.phase === "equal" && verify.created_s >= job.created_s;
+}
+
+/** The last rehearsal of this run's cutover, as the server remembers it. */
+function rehearsalOf(job, remembered) {
+  const last = remembered?.rehearsal;
+  return last && !last.chosen?.back && last.at_ms >= job.created_s * 1000 ? last : null;
+}
+
+/** What is chosen now; null where that is not understood yet: asked for, it says so. */
+function chosenNow(at) {
+  try {
+    return at.choices.values();
+  } catch {
+    return null;
+  }
+}
+
+const isRehearsed = (at, job, remembered) => {
+  const last = rehearsalOf(job, remembered);
+  return Boolean(last && !last.error && isSame(last.chosen, chosenNow(at)));
+};
 
 /** Why a cutover cannot be asked for now; null where it can. */
 function refusal(job) {
@@ -123,7 +162,7 @@ function refusal(job) {
     : "The sync has to follow first.";
 }
 
-function skeleton(name, mine, update) {
+function skeleton(name, mine, update, look) {
   const at = {
     heading: h("h1", { tabindex: "-1" }, `Migration ${name}`),
     badge: h("span", { class: "badge" }),
@@ -133,9 +172,10 @@ function skeleton(name, mine, update) {
     choices: settings(mine.chosen),
   };
   const job = () => jobNamed(name);
-  const pair = () => ({ source: job()?.source, target: job()?.target });
+  const pair = () => ({ source: urlOf(job(), "source"), target: urlOf(job(), "target") });
+  const found = () => (look.again(), update());
   const part = (key) => (at[key] = h("div", {}));
-  at.assessButton = gated("Assess …", "step-button", () => openAssess(pair(), update));
+  at.assessButton = gated("Assess …", "step-button", () => openAssess(pair(), found));
   at.assess = step(
     1,
     "Assess",
@@ -163,7 +203,7 @@ function skeleton(name, mine, update) {
   );
   at.rehearseSaid = h("div", { role: "status" });
   at.rehearseButton = gated("Rehearse the cutover", "rehearse-button", () =>
-    doRehearse(at, name, mine, update),
+    doRehearse(at, name, found),
   );
   at.rehearse = step(
     4,
@@ -174,23 +214,24 @@ function skeleton(name, mine, update) {
     at.rehearseSaid,
     part("rehearseLine"),
   );
-  at.cutButton = gated("Cut over …", "cutover-open", () => doCutover(at, job(), mine, update), {
+  at.cutButton = gated("Cut over …", "cutover-open", () => doCutover(at, job(), mine, look, update), {
     class: "danger",
   });
   at.cutSaid = h("div", {});
   at.cut = step(5, "Cut over", "step-cutover", at.cutButton.node, at.cutSaid, part("cutLine"));
   at.backSaid = h("div", { role: "status" });
-  at.backRehearse = gated("Rehearse coming back", "back-rehearse", () =>
+  at.backRehearse = gated("Rehearse the rollback", "back-rehearse", () =>
     doBack(at, name, mine, true, update),
   );
-  at.backButton = gated("Come back …", "back-button", () => doBack(at, name, mine, false, update), {
+  at.backButton = gated("Roll back …", "back-button", () => doBack(at, name, mine, false, update), {
     class: "danger",
   });
   at.back = step(
     6,
-    "Come back",
+    "Roll back",
     "step-back",
     part("backLink"),
+    part("fenced"),
     at.backRehearse.node,
     at.backButton.node,
     at.backSaid,
@@ -214,29 +255,39 @@ function skeleton(name, mine, update) {
   return at;
 }
 
-function doCutover(at, job, mine, update) {
+function doCutover(at, job, mine, look, update) {
   const done = (answer) => {
     mine.done = { answer, at: Date.now() };
     update();
   };
+  const doubts = [
+    !isVerified(job) && [
+      "Nothing was verified: no comparison of all keys says that both sides are equal.",
+      "Cut over without a comparison of all keys",
+      "cutover-unverified",
+    ],
+    !isRehearsed(at, job, look.read.answer?.remembered) && [
+      "This cutover was not rehearsed with these choices.",
+      "Cut over without a rehearsal",
+      "cutover-unrehearsed",
+    ],
+  ].filter(Boolean);
   try {
-    ask(job, at.choices.values(), at.choices.line(job.name), false, done);
+    ask(job, at.choices.values(), at.choices.line(job.name), { doubts, done });
   } catch (error) {
     fill(at.cutSaid, failure(error));
   }
 }
 
-async function doRehearse(at, name, mine, update) {
+async function doRehearse(at, name, found) {
   fill(at.rehearseSaid, h("p", {}, "Rehearsing: nothing is changed …"));
   try {
-    const values = at.choices.values();
-    mine.rehearsed = { answer: await rehearse(name, values), at: Date.now(), with: JSON.stringify(values) };
+    await rehearse(name, at.choices.values());
     fill(at.rehearseSaid);
   } catch (error) {
-    mine.rehearsed = null;
     fill(at.rehearseSaid, failure(error));
   }
-  update();
+  found();
 }
 
 async function doBack(at, name, mine, dryRun, update) {
@@ -249,8 +300,10 @@ async function doBack(at, name, mine, dryRun, update) {
         back,
         values,
         at.choices.line(back.name, { back: true }),
-        true,
-        (answer) => ((mine.back = { answer, at: Date.now() }), update()),
+        {
+          back: true,
+          done: (answer) => ((mine.back = { answer, fence: values.fence }), update()),
+        },
       );
       return;
     }
@@ -263,12 +316,19 @@ async function doBack(at, name, mine, dryRun, update) {
 
 function paintSteps(at, job, read, mine) {
   const status = read.answer?.details?.status;
-  const { source, target } = job;
-  const found = assessmentOf(source, target);
+  const remembered = read.answer?.remembered;
+  at.choices.take(rehearsalOf(job, remembered)?.chosen);
+  const last = remembered?.assessment;
+  const found = last && { ...last, at: last.at_ms };
+  const age = found && agoRoughly(serverNow() - found.at);
   at.assess.set(
     found ? (found.report?.verdict === "blocked" || !found.report ? "problem" : "done") : "todo",
-    [found?.report && `Assessed at ${clock(found.at)}: ${verdictText(found.report.verdict)}`],
-    [!found && "not assessed in this page; it may have been on a terminal"],
+    [found?.report && `${verdictText(found.report.verdict)} Assessed ${age} by ${found.who}.`],
+    [
+      !found && may("administer") && "not assessed by this console; it may have been on a terminal",
+      !found && !may("administer") && "what an assessment found is shown to the role administer",
+      found && !found.report && `the assessment of ${age} could not be made`,
+    ],
   );
   refill(at.assessFound, found?.at ?? null, () =>
     found ? h("details", {}, h("summary", {}, "What was found"), findings(found)) : [],
@@ -288,49 +348,60 @@ function paintSteps(at, job, read, mine) {
       : [],
   );
   at.verifyButton.set(administers());
-  paintCutover(at, job, mine);
+  paintCutover(at, job, mine, remembered);
   paintBack(at, job, mine);
-  paintLines(at, job);
+  paintLines(at, job, remembered);
 }
 
-function paintCutover(at, job, mine) {
-  let now = null;
-  try {
-    now = JSON.stringify(at.choices.values());
-  } catch {
-    // What is in the fields is no duration yet: asked for, it says so.
-  }
-  const { rehearsed } = mine;
-  const fits = rehearsed && rehearsed.with === now;
+function paintCutover(at, job, mine, remembered) {
+  const last = rehearsalOf(job, remembered);
+  const fits = isRehearsed(at, job, remembered);
   const why = refusal(job);
+  const age = last && agoRoughly(serverNow() - last.at_ms);
   at.rehearse.set(
-    isCutOver(job) || fits ? "done" : rehearsed || !why ? "now" : "todo",
-    [rehearsed && `rehearsed at ${clock(rehearsed.at)}`, ...(rehearsed?.answer?.text ?? [])],
+    isCutOver(job) || fits ? "done" : last?.error && !isEnded(job) ? "problem" : !why ? "now" : "todo",
+    last && !last.error
+      ? [`Rehearsed ${age} by ${last.who}: ${inWords(last.chosen)}`, ...(last.text ?? [])]
+      : [],
     isEnded(job)
       ? []
       : [
-          !rehearsed && "not rehearsed in this page",
-          rehearsed && !fits && "rehearsed with other choices: rehearse again",
+          !last && "not rehearsed yet",
+          last?.error && `the rehearsal of ${age} was refused: ${last.error}`,
+          last && !last.error && !fits && "rehearsed with other choices: rehearse again",
         ],
   );
   at.rehearseButton.set(why);
   const done = mine.done?.answer;
-  const verified = lastVerify(job)?.phase === "equal";
+  const verified = isVerified(job);
+  const missing = [
+    !verified && "nothing was verified: no comparison since the sync began says that both sides are equal",
+    !fits && "not rehearsed with these choices",
+    job.paused && "the sync is paused",
+    job.scheduled && `a cutover is ordered: ${job.scheduled}`,
+  ];
+  const chosen = chosenNow(at);
   at.cut.set(
     isCutOver(job) ? "done" : job.ended ? "todo" : fits && !why ? "now" : "todo",
-    [
-      isCutOver(job) && `the target has taken over: ${job.ended_s ? time(job.ended_s) : ""}`,
-      ...(done?.text ?? []),
-    ],
-    isEnded(job)
-      ? [isCutOver(job) ? null : "the sync ended without a cutover"]
+    isCutOver(job)
+      ? [`The target took over: ${job.ended_s ? time(job.ended_s) : ""}`, ...(done?.text ?? [])]
       : [
-          !verified && "no comparison says that both sides are equal",
-          !fits && "not rehearsed with these choices",
-          job.scheduled && `a cutover is ordered: ${job.scheduled}`,
+          job.phase === "following" && "the sync follows the source",
+          verified && "a comparison of all keys says that both sides are equal",
+          fits && "rehearsed with these choices",
+          chosen && !job.ended && `chosen in step 4: ${inWords(chosen)}`,
         ],
+    isEnded(job) ? [!isCutOver(job) && "the sync ended without a cutover"] : missing,
   );
-  at.cutButton.set(why);
+  at.cutButton.set(why, verified || job.ended ? null : "Nothing was verified: you will be asked once more.");
+}
+
+/** What still keeps writers away from the side that was rolled back from. */
+function fenceText(back, fence) {
+  if (fence === "none") return `nothing keeps writers away from ${back.source}`;
+  if (fence === "front") return `the front sends its clients to ${back.target} again`;
+  if (fence === "pause") return `${back.source} stays fenced until the pause of its writes is over`;
+  return `${back.source} stays fenced: clients that write there get errors until you take the fence down`;
 }
 
 function paintBack(at, job, mine) {
@@ -343,9 +414,9 @@ function paintBack(at, job, mine) {
       ? [
           !runs &&
             !came &&
-            "nothing follows the target back: it was cut over without --reverse-sync, or that has ended",
+            "nothing follows the target back: the cutover was without --reverse-sync, or that sync has ended",
         ]
-      : ["this comes after the cutover, and takes the choice to be able to come back"];
+      : ["possible after the cutover, if it keeps a way to roll back (step 4)"];
   at.back.set(
     came ? "done" : runs && (isCutOver(job) || isBack) ? "now" : "todo",
     [
@@ -353,13 +424,25 @@ function paintBack(at, job, mine) {
         (isCutOver(job) || isBack) &&
         `${back.name} follows ${back.source} back into ${back.target}: ${stateOf(back)}`,
       came && `${back.target} has taken over again`,
+      came && fenceText(back, mine.back?.fence),
       ...(mine.back?.answer?.text ?? []),
     ],
     reasons,
+    false,
   );
-  const why = !back || !runs ? "There is no way back now." : refusal(back);
+  const nothing = came ? "It is rolled back." : "There is nothing to roll back to now.";
+  const why = !back || !runs ? nothing : refusal(back);
   at.backButton.set(why);
   at.backRehearse.set(why);
+  const left = came && mine.back?.fence !== "none" && mine.back?.fence !== "front" ? back : null;
+  refill(at.fenced, left?.name ?? null, () =>
+    left
+      ? [
+          h("p", {}, "To let clients write there again, take the fence down on the machine of the sync:"),
+          command(line("unfence", urlOf(left, "source")), "unfence"),
+        ]
+      : [],
+  );
   refill(at.backLink, [back?.name, isBack], () =>
     back && !isBack
       ? h(
@@ -375,15 +458,17 @@ function paintBack(at, job, mine) {
   );
 }
 
-function paintLines(at, job) {
+function paintLines(at, job, remembered) {
   const put = (node, ...lines) =>
     refill(node, lines, () => [
       h("p", { class: "dim" }, "The same on a terminal:"),
       lines.filter(Boolean).map((one) => command(one)),
     ]);
-  const { source, target, name } = job;
+  const [source, target] = ["source", "target"].map((side) => urlOf(job, side));
+  const { name } = job;
+  const mirror = remembered?.begun?.mirror && "--mirror";
   put(at.assessLine, line("assess", source, target));
-  put(at.syncLine, job.again ?? line("sync", source, target));
+  put(at.syncLine, job.again ?? line("sync", source, target, mirror));
   put(at.verifyLine, line("verify", source, target));
   put(at.rehearseLine, at.choices.line(name, { dryRun: true }));
   put(at.cutLine, at.choices.line(name));
@@ -395,7 +480,7 @@ export function open(name) {
   const mine = keptOf(name);
   const look = reader(name, () => update());
   let last = null;
-  const at = skeleton(name, mine, () => update());
+  const at = skeleton(name, mine, () => update(), look);
 
   function update() {
     const job = jobNamed(name) ?? look.read.answer?.job ?? last;

@@ -52,10 +52,10 @@ export function lastVerify(job) {
 
 function nextOf(job) {
   if (job.phase === "cut over")
-    return wayBack(job)?.running ? "come back, where that is wanted" : "cut over";
+    return wayBack(job)?.running ? "roll back, if needed" : "cut over";
   if (job.ended) return "ended";
   if (job.state === "interrupted") return "go on with it";
-  if (leadsBack(job)) return "come back, where that is wanted";
+  if (leadsBack(job)) return "roll back, if needed";
   if (job.phase !== "following") return "wait until it follows";
   return lastVerify(job)?.phase === "equal" ? "rehearse the cutover" : "verify";
 }
@@ -93,10 +93,10 @@ export function open() {
     h(
       "p",
       {},
-      "A migration goes from assess by sync and verify to the cutover, and back where that is wanted. " +
+      "A migration has these steps: assess, sync, verify, rehearse, cut over, and roll back if needed. " +
         "Clients go on writing to the source until the cutover.",
     ),
-    h("section", {}, h("h2", {}, "Under way, and before"), of.region, none),
+    h("section", {}, h("h2", {}, "Migrations so far"), of.region, none),
     h("section", {}, h("h2", {}, "Begin a migration"), form, why),
   );
   return {
@@ -105,7 +105,7 @@ export function open() {
     update(changed) {
       show(form, may("administer"));
       show(why, Boolean(state.me) && !may("administer"));
-      text(why, `Your role is ${state.me?.role}: to begin jobs between servers takes administer.`);
+      text(why, `Your role is ${state.me?.role}. To begin a migration you need the role administer.`);
       if (changed && !changed.jobs) return;
       const syncs = [...state.jobs.values()]
         .filter((job) => job.kind === "sync")

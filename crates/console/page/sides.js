@@ -4,24 +4,19 @@
 import { get, post } from "./api.js";
 import { announce, checkbox, command, failure, field, fill, h, plainTable } from "./dom.js";
 import { confirm, form, open } from "./dialogs.js";
+import { serverNow } from "./store.js";
 import { clock, duration, quoted } from "./units.js";
 
 /** How often an assessment is asked whether it is done, in milliseconds. */
 const POLL_MS = 700;
 
-/** What was assessed in this page, by source and target. */
-const assessed = new Map();
-
-export const pairOf = (source, target) => `${source} ${target ?? ""}`;
-export const assessmentOf = (source, target) => assessed.get(pairOf(source, target));
-
 const VERDICTS = {
   ready: "Nothing stands in the way.",
-  with_care: "It can begin; there is something to think of first.",
-  blocked: "Something has to be changed first.",
+  with_care: "It can begin, with care: read the findings first.",
+  blocked: "Something has to be changed first: read the findings.",
 };
 
-const SEVERITIES = { blocks: "blocks", warns: "care", notes: "note" };
+const SEVERITIES = { blocks: "blocks", warns: "warning", notes: "note" };
 
 export const verdictText = (verdict) => VERDICTS[verdict] ?? "It has no verdict.";
 
@@ -72,15 +67,14 @@ export function fields(fixed = {}) {
 
 export const line = (...words) => ["whimbrel", ...words.filter(Boolean)].map(quoted).join(" ");
 
-/** Assesses, waits until that is done, keeps what was found. */
+/** Assesses, and waits until that is done. The server remembers what was found between two sides. */
 export async function assess(body, said = () => {}) {
   const { id } = await post("assessments", body);
   const began = Date.now();
   for (;;) {
     const answer = await get(`assessments/${encodeURIComponent(id)}`);
     if (answer.state !== "running") {
-      const found = { ...answer, at: Date.now() };
-      assessed.set(pairOf(body.source, body.target), found);
+      const found = { ...answer, at: serverNow() };
       announce(answer.state === "done" ? verdictText(answer.report?.verdict) : "the assessment has failed");
       return found;
     }
@@ -107,7 +101,7 @@ export function findings(found) {
       )
     : null;
   if (!report)
-    return [h("p", { class: "failure", test: "assess-verdict" }, "The assessment has failed."), lines];
+    return [h("p", { class: "failure", test: "assess-verdict" }, "The assessment could not be made."), lines];
   const { estimates = {} } = report;
   const times = [
     ["a copy", estimates.copy],
@@ -125,13 +119,13 @@ export function findings(found) {
       "p",
       { test: "assess-verdict" },
       h("strong", {}, verdictText(report.verdict)),
-      ` Assessed at ${clock(found.at)}.`,
+      ` Assessed at ${clock(found.at)}${found.who ? ` by ${found.who}` : ""}.`,
     ),
     times.length ? h("p", { class: "dim" }, `About how long: ${times.join("; ")}.`) : null,
     all.length
       ? plainTable(
           "Findings, the worst first",
-          ["weight", "what", "what to do"],
+          ["severity", "finding", "what to do"],
           all.map((one) => [
             h(
               "span",
@@ -161,10 +155,7 @@ export function openAssess(fixed, then) {
         parts: sides.node,
         ready: () => sides.ready(false),
         run: async () => {
-          const body = sides.body();
-          const found = await assess(body);
-          // What the page is about may be written in another way than what was typed: it is the same pair.
-          if (fixed?.source) assessed.set(pairOf(fixed.source, fixed.target), found);
+          const found = await assess(sides.body());
           sides.forget();
           fill(result, findings(found));
           then?.();

@@ -34,20 +34,23 @@ let offsets = [];
 /** Points of a job: `{at, keys, bytes, lag}`. */
 export const traceOf = (name) => traces.get(name) ?? [];
 
-/**
- * A job by its name. One that can be begun again is kept under another name once it has ended: its own, and
- * when it was made.
- */
+/** A job by its name, or how the last run of it ended: the server says of which job a run was. */
 export function jobNamed(name) {
   const job = state.jobs.get(name);
   if (job) return job;
   let last = null;
   for (const other of state.jobs.values()) {
-    if (!other.ended || !other.name.startsWith(`${name}-`)) continue;
-    if (!last || other.created_s > last.created_s) last = other;
+    if (other.run_of === name && (!last || other.created_s > last.created_s)) last = other;
   }
   return last;
 }
+
+/** How a side of a job is named again, with its user and TLS; passwords are nowhere. */
+export const urlOf = (job, side) => job?.[`${side}_url`] ?? job?.[side];
+
+/** Jobs of the same plan that have not ended. */
+export const openOfPlan = (plan) =>
+  plan ? [...state.jobs.values()].filter((job) => job.plan === plan && !job.ended) : [];
 
 function push(points, point) {
   points.push(point);

@@ -82,6 +82,12 @@ export function ago(ms) {
   return s < 120 ? `${s} s ago` : `${duration(s * 1000)} ago`;
 }
 
+/** The same for what is looked at for long: it changes once a minute. */
+export function agoRoughly(ms) {
+  if (!isNumber(ms)) return UNKNOWN;
+  return ms < 60000 ? "less than a minute ago" : `${duration(Math.floor(ms / 60000) * 60000).replace(/ 00s$/, "")} ago`;
+}
+
 /** `37 %` */
 export const percent = (n) => (isNumber(n) ? `${Math.floor(n)} %` : UNKNOWN);
 

@@ -3,12 +3,12 @@
 //! An order is written down before it is carried out, and what came of it afterwards: what a process that
 //! was killed had begun is there as well.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use whimbrel_control::clock::now_ms;
@@ -68,6 +68,7 @@ impl Audit {
     /// Where that fails: then nothing may be carried out.
     pub fn note(&self, entry: &Entry) -> io::Result<()> {
         let mut is_torn = self.is_torn.lock();
+        let _changing = self.lock()?;
         if fs::metadata(&self.path).is_ok_and(|about| about.len() > BYTES_MAX) {
             fs::rename(&self.path, self.older())?;
         }
@@ -118,6 +119,15 @@ impl Audit {
         Ok(entries)
     }
 
+    /// Held while the log is written: another console of the folder may be about to make the same file the
+    /// older one.
+    fn lock(&self) -> io::Result<Flock<File>> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+        let file = options.open(self.path.with_extension("lock"))?;
+        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e.into())
+    }
+
     fn older(&self) -> PathBuf {
         self.path.with_extension("old.jsonl")
     }
@@ -153,6 +163,30 @@ mod tests {
         assert_eq!(latest.len(), 2);
         assert_eq!((&*latest[0].order, latest[0].outcome.as_deref()), ("resume", Some("done")));
         assert_eq!(latest[1], entry("pause"));
+    }
+
+    /// Two consoles of one folder do not both make way: the second would replace what the first has kept.
+    #[test]
+    fn what_is_kept_is_replaced_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let full = vec![b'x'; usize::try_from(BYTES_MAX).expect("small") + 1];
+        for _ in 0..40 {
+            let audit = Audit::of(folder.path());
+            fs::write(&audit.path, &full).expect("written");
+            let _ = fs::remove_file(audit.older());
+            let together = std::sync::Barrier::new(6);
+            std::thread::scope(|scope| {
+                for _ in 0..6 {
+                    scope.spawn(|| {
+                        let audit = Audit::of(folder.path());
+                        together.wait();
+                        audit.note(&entry("pause")).expect("written");
+                    });
+                }
+            });
+            assert!(audit.older().metadata().expect("kept").len() > BYTES_MAX, "it was replaced");
+            assert_eq!(audit.latest().expect("read").len(), 6);
+        }
     }
 
     #[test]

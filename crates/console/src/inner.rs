@@ -3,8 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fleet::Fleet;
@@ -15,6 +17,7 @@ use whimbrel_engine::tls::Acceptor;
 use crate::audit::Audit;
 use crate::mover::Mover;
 use crate::plans::Plans;
+use crate::remembered::Remembered;
 use crate::runs::Runs;
 use crate::snapshot::Watched;
 use crate::tokens::Tokens;
@@ -47,10 +50,12 @@ pub(crate) struct Inner {
     pub(crate) watched: Watched,
     pub(crate) plans: Plans,
     pub(crate) runs: Arc<Runs>,
+    pub(crate) remembered: Remembered,
     /// Orders under way: they come to their end although the client has gone.
     pub(crate) orders: Mutex<JoinSet<()>>,
-    /// Held while the cluster is asked for somebody, and while keys are counted for a plan.
-    pub(crate) asking: tokio::sync::Mutex<()>,
+    /// The cluster as it was found last, and when. Held while it is looked at: all who ask share one look.
+    pub(crate) looked: tokio::sync::Mutex<Option<(Instant, Arc<Value>)>>,
+    /// Held while keys are counted for a plan.
     pub(crate) looking: tokio::sync::Mutex<()>,
     pub(crate) stop: CancellationToken,
 }

@@ -97,6 +97,12 @@ pub const OPERATIONS: &[Operation] = &[
         &[must("confirm", TEXT)],
     ),
     post(
+        "/plans/{id}/cancel",
+        Role::Operate,
+        "End all jobs of a plan that have not ended; confirm is the cluster's address",
+        &[must("confirm", TEXT)],
+    ),
+    post(
         "/jobs/{name}/cutover",
         Role::Administer,
         "Have the target of a sync take over, or find out whether it could; confirm is the job's name",

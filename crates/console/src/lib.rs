@@ -6,8 +6,10 @@
 //! - `routes`: what is answered where; `stream`: what is sent to those who watch; `checks`: who asks;
 //! - `orders`: what is asked of jobs; `reading`: how everything stands, read once for all who watch;
 //! - `inner`: what all requests have in common;
+//! - `canaries`: how long clients wait for answers;
 //! - [`plans`]: moves of slots, from a plan to its approval; [`cluster`]: the cluster, and what is wrong
-//!   with it; [`runs`]: assessments, copies, syncs and verifications that are begun here;
+//!   with it; [`runs`]: assessments, copies, syncs and verifications that are begun here; [`remembered`]:
+//!   what was found out about migrations;
 //! - [`snapshot`]: how everything stood; [`shown`]: a job as the page gets it;
 //! - [`tokens`]: who may do what; [`audit`]: who has done what;
 //! - [`page`]: the files of the page, all of them in the binary; [`interface`]: the document that describes
@@ -17,13 +19,15 @@
 //!
 //! Jobs are those of the state folder, however they were begun: the console looks at them and asks them by
 //! the same sockets as the command line ([`whimbrel_control::steering`]). It keeps nothing of its own but
-//! tokens and the audit log, so it can end and begin again at any moment.
+//! tokens, the audit log, and what was found out about migrations, so it can end and begin again at any
+//! moment.
 //!
 //! **Architecture invariant:** what changes anything is an order: it is written to the audit log before it is
 //! carried out, and then comes to its end although the client has gone.
 
 pub mod again;
 pub mod audit;
+mod canaries;
 mod checks;
 pub mod cluster;
 mod failure;
@@ -34,6 +38,7 @@ mod orders;
 pub mod page;
 pub mod plans;
 mod reading;
+pub mod remembered;
 pub mod report;
 mod routes;
 pub mod runs;

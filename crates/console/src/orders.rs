@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use whimbrel_control::cutovers::compared;
 use whimbrel_control::daemon::Jobs as _;
@@ -12,7 +12,7 @@ use whimbrel_control::fronts;
 use whimbrel_control::jobs::CancelAnswer;
 use whimbrel_control::service;
 use whimbrel_control::steering::{Call, Request};
-use whimbrel_control::store::{Entry, Kind, Status};
+use whimbrel_control::store::{Entry, Kind, Status, Store};
 use whimbrel_core::units::{format_count_of, format_duration_ms};
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::budget::RateChange;
@@ -96,7 +96,7 @@ impl Default for CutoverWanted {
     }
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum FenceChoice {
     None,
@@ -107,7 +107,7 @@ enum FenceChoice {
     Front,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Compared {
     None,
@@ -117,6 +117,19 @@ enum Compared {
 }
 
 impl CutoverWanted {
+    /// How long it may take until it is answered.
+    fn within(&self) -> Duration {
+        CUTOVER_WITHIN + Duration::from_millis(self.max_pause_ms.saturating_add(self.wait_for_quiet_ms))
+    }
+
+    /// What was chosen, for who looks at it later.
+    pub fn chosen(&self) -> Value {
+        json!({
+            "fence": self.fence, "max_pause_ms": self.max_pause_ms, "compare": self.compare,
+            "reverse": self.reverse, "back": self.back,
+        })
+    }
+
     fn options(&self, folder: &Path, sync: &Status) -> Answer<CutoverOptions> {
         if self.max_pause_ms == 0 || self.max_pause_ms > PAUSE_MAX_MS {
             return Err(Failure::bad(format!("max_pause_ms is from 1 to {PAUSE_MAX_MS}")));
@@ -155,12 +168,13 @@ impl CutoverWanted {
     }
 }
 
-/// The job of this name: all of it has to be given, since a beginning could be another one's tomorrow.
+/// The job of this name, also where it has ended meanwhile: all of it has to be given, since a beginning
+/// could be another one's tomorrow.
 pub(crate) async fn find(inner: &Inner, name: &str) -> Answer<Entry> {
     let (jobs, wanted) = (inner.jobs(), name.to_owned());
     let found = tokio::task::spawn_blocking(move || {
         let all = jobs.all()?;
-        Ok::<_, whimbrel_engine::error::Error>(all.into_iter().find(|entry| entry.status.id == wanted))
+        Ok::<_, whimbrel_engine::error::Error>(Store::of_name(all, |entry| &entry.status, &wanted))
     });
     let found = found.await.map_err(|e| Failure::conflict(e.to_string()))??;
     found.ok_or_else(|| Failure::missing(format!("there is no job {name}")))
@@ -182,7 +196,9 @@ async fn running(inner: &Inner, name: &str) -> Answer<Entry> {
     let entry = find(inner, name).await?;
     match (entry.running, entry.status.ended) {
         (true, _) => Ok(entry),
-        (false, true) => Err(Failure::conflict(format!("job {name} has ended"))),
+        (false, true) => {
+            Err(Failure::conflict(format!("job {name} has ended already: {}", entry.status.phase)))
+        }
         (false, false) => Err(Failure::conflict(format!("job {name} does not run: it was interrupted"))
             .with_remedy("go on with it on a terminal: its page has the command")),
     }
@@ -210,6 +226,31 @@ pub(crate) async fn cancel(inner: Arc<Inner>, name: String) -> Answer<Value> {
     }
 }
 
+/// Ends all jobs of a plan that have not ended. Those that wait for their turn come first: none of them is to
+/// begin when another one ends.
+pub(crate) async fn cancel_plan(inner: Arc<Inner>, plan: String) -> Answer<Value> {
+    let jobs = inner.jobs();
+    let listing = tokio::task::spawn_blocking(move || jobs.all());
+    let all = listing.await.map_err(|e| Failure::conflict(e.to_string()))??;
+    let mut left: Vec<Status> = all
+        .into_iter()
+        .map(|entry| entry.status)
+        .filter(|status| !status.ended && status.origin.plan.as_ref() == Some(&plan))
+        .collect();
+    if left.is_empty() {
+        return Err(Failure::conflict(format!("no job of the plan {plan} is left that could be cancelled")));
+    }
+    left.sort_by_key(|status| (!matches!(&*status.phase, "queued" | "connecting"), status.id.clone()));
+    let (mut cancelled, mut refused) = (Vec::new(), Vec::new());
+    for status in left {
+        match cancel(inner.clone(), status.id.clone()).await {
+            Ok(_) => cancelled.push(status.id),
+            Err(failure) => refused.push(json!({"job": status.id, "error": failure.error})),
+        }
+    }
+    Ok(json!({"jobs": cancelled, "refused": refused}))
+}
+
 /// Has the target of a sync take over, or finds out whether it could.
 pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWanted) -> Answer<Value> {
     let entry = running(&inner, &name).await?;
@@ -218,7 +259,7 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
     }
     let options = wanted.options(&inner.options.state_dir, &entry.status)?;
     let socket = inner.jobs().store.socket(&name);
-    let within = CUTOVER_WITHIN + Duration::from_millis(options.max_pause_ms + wanted.wait_for_quiet_ms);
+    let within = wanted.within();
     let call = Call { socket: &socket, request: Request::Cutover(options), within };
     // A console that stops withdraws what it can: nothing is begun that nobody would hear of.
     let answer = call.make(&inner.stop, |_| {}).await?;
@@ -273,5 +314,8 @@ mod tests {
         assert!(of(r#"{"reverse": true, "back": true}"#).is_err());
         assert!(of(r#"{"fence": "front"}"#).is_err(), "there is no front");
         assert!(serde_json::from_str::<CutoverWanted>(r#"{"fence": "wall"}"#).is_err());
+        let patient = format!(r#"{{"wait_for_quiet_ms": {}}}"#, u64::MAX);
+        let patient: CutoverWanted = serde_json::from_str(&patient).expect("a cutover");
+        assert!(patient.within() > CUTOVER_WITHIN);
     }
 }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use whimbrel_control::clock::now_ms;
 use whimbrel_control::daemon::Jobs as _;
 use whimbrel_control::moves::{Load, Plan, Situation, Weighing};
+use whimbrel_control::store::Origin;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{self as planner, Balance, Move};
 use whimbrel_core::slot::SlotSet;
@@ -19,6 +20,7 @@ use whimbrel_engine::nodes::ClusterView;
 
 use crate::failure::{Answer, Failure};
 use crate::mover::Mover;
+use crate::tokens::by_token;
 
 /// How many plans are kept.
 const PLANS_MAX: usize = 64;
@@ -158,21 +160,45 @@ impl Plans {
     }
 
     /// Has a plan carried out, as it was shown. Returns the names of the jobs.
-    pub(crate) async fn approve(&self, mover: Arc<Mover>, id: &str) -> Answer<Value> {
-        let made = self.made.lock().1.iter().find(|made| made.id == id).cloned();
-        let outdated = |what: &str| Failure::conflict(what).with_remedy("plan anew");
-        let Some(made) = made.filter(|made| made.at.elapsed() <= VALID) else {
+    pub(crate) async fn approve(&self, mover: Arc<Mover>, id: &str, who: &str) -> Answer<Value> {
+        // Taken out while it is carried out: nobody approves it twice.
+        let Some(made) = self.take(id) else {
             return Err(outdated("there is no such plan, or it is too old"));
         };
-        if made.moves.is_empty() {
-            return Err(Failure::conflict("this plan moves nothing"));
+        let carried_out = carry_out(&mover, &made, who).await;
+        if carried_out.is_err() {
+            self.put_back(made);
         }
-        still_fits(&mover.queue.view().await?, &made.moves).map_err(|e| outdated(&e.to_string()))?;
-        // Taken out before it is carried out: nobody approves it twice.
-        self.made.lock().1.retain(|other| other.id != id);
-        let jobs = mover.queue.submit(made.moves).await?;
-        Ok(json!({"jobs": jobs}))
+        Ok(json!({"jobs": carried_out?}))
     }
+
+    /// Takes a plan out, unless it is too old.
+    fn take(&self, id: &str) -> Option<Made> {
+        let plans = &mut self.made.lock().1;
+        let place = plans.iter().position(|made| made.id == id)?;
+        plans.remove(place).filter(|made| made.at.elapsed() <= VALID)
+    }
+
+    /// Nothing came of it: it can be approved again.
+    fn put_back(&self, made: Made) {
+        let plans = &mut self.made.lock().1;
+        plans.push_front(made);
+        plans.truncate(PLANS_MAX);
+    }
+}
+
+fn outdated(what: &str) -> Failure {
+    Failure::conflict(what).with_remedy("plan anew")
+}
+
+/// Has the moves of a plan made. Returns the names of the jobs.
+async fn carry_out(mover: &Mover, made: &Made, who: &str) -> Answer<Vec<String>> {
+    if made.moves.is_empty() {
+        return Err(Failure::conflict("this plan moves nothing"));
+    }
+    still_fits(&mover.queue.view().await?, &made.moves).map_err(|e| outdated(&e.to_string()))?;
+    let origin = Origin { begun_by: Some(by_token(who)), plan: Some(made.id.clone()) };
+    Ok(mover.queue.submit_for(made.moves.clone(), &origin).await?)
 }
 
 /// Refuses moves whose sources do not own their slots any more, or whose targets are not there.
@@ -287,6 +313,16 @@ mod tests {
         ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_plan_of_which_nothing_came_can_be_approved_again() {
+        let plans = Plans::default();
+        let id = plans.keep(&[]);
+        let made = plans.take(&id).expect("there");
+        assert!(plans.take(&id).is_none(), "it is approved once at a time");
+        plans.put_back(made);
+        assert!(plans.take(&id).is_some());
     }
 
     #[test]

@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use whimbrel_control::canary::{Answered, Canary};
+use serde_json::Value;
 use whimbrel_control::clock::now_ms;
 use whimbrel_control::daemon::Jobs as _;
 use whimbrel_control::daemon::migrations::JobView;
 use whimbrel_control::jobs::Seen;
 use whimbrel_control::pace::Paces;
-use whimbrel_control::store::{Kind, Status};
+use whimbrel_control::store::{Entry, Kind, Status};
 use whimbrel_core::slot::{Slot, SlotSet};
 
+use crate::canaries::Canaries;
+use crate::cluster::Moving;
 use crate::inner::Inner;
 use crate::mover::Mover;
 use crate::shown::Shown;
@@ -25,8 +26,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The cluster is asked no more often than this many times as long as that takes.
 const CLUSTER_SHARE: u32 = 5;
 
-/// How often the canary asks: nothing that servers feel.
-const CANARY_PERIOD: Duration = Duration::from_millis(20);
+/// How long it is not asked while a node is silent.
+const SILENT_PAUSE: Duration = Duration::from_secs(2);
 
 /// Reads until the console stops.
 pub(crate) async fn run(inner: &Arc<Inner>) {
@@ -113,29 +114,64 @@ fn elsewhere(mover: &Mover, job: JobView) -> Seen {
     })
 }
 
+/// Moves of slots of the cluster that a process carries out now.
+async fn moving(inner: &Inner, mover: &Mover) -> Vec<Moving> {
+    let jobs = inner.jobs();
+    let entries = tokio::task::spawn_blocking(move || jobs.store.list()).await;
+    let entries = entries.ok().and_then(|entries| entries.ok()).unwrap_or_default();
+    let cluster = mover.cluster();
+    let ours = entries.into_iter().filter(|e| e.running && e.status.kind == Kind::Move);
+    let ours = ours.filter(|entry| entry.status.cluster == cluster && !entry.status.ended);
+    let ours = ours.filter_map(|Entry { status, .. }| {
+        Some(Moving { source: status.source, target: status.target, slots: status.slots.parse().ok()? })
+    });
+    let others = mover.queue.others().await.unwrap_or_default();
+    let others = others.into_iter().filter(|job| !job.state.is_final());
+    let others = others.map(|job| Moving { source: job.source, target: job.target, slots: job.slots });
+    ours.chain(others).collect()
+}
+
+/// The cluster, as it was found less than `at_most` ago, or as it is found now. Who asks meanwhile waits for
+/// the same look.
+pub(crate) async fn read_cluster(inner: &Inner, mover: &Mover, at_most: Duration) -> Arc<Value> {
+    let mut looked = inner.looked.lock().await;
+    let before = match &*looked {
+        Some((when, known)) if when.elapsed() < at_most => return known.clone(),
+        Some((_, known)) => Some(known.clone()),
+        None => None,
+    };
+    // Also those that end, or begin, while the nodes are asked.
+    let mut moves = moving(inner, mover).await;
+    let found = cluster::survey(mover).await;
+    moves.extend(moving(inner, mover).await);
+    let value = Arc::new(cluster::describe(mover, found, &moves, before.as_deref()));
+    *looked = Some((Instant::now(), value.clone()));
+    value
+}
+
 async fn follow_cluster(inner: &Arc<Inner>) {
     let Some(mover) = &inner.mover else { return std::future::pending().await };
     loop {
         let began = Instant::now();
-        let before = inner.watched.latest().cluster.clone();
-        let read = Arc::new(cluster::read(mover, before.as_ref()).await);
+        let read = read_cluster(inner, mover, PERIOD).await;
+        let is_silent = cluster::has_silence(&read);
         inner.watched.change(|snapshot| snapshot.cluster = Some(read));
-        tokio::time::sleep(PERIOD.max(began.elapsed() * CLUSTER_SHARE)).await;
+        // To wait for who is silent is no load.
+        let pause = if is_silent { SILENT_PAUSE } else { PERIOD.max(began.elapsed() * CLUSTER_SHARE) };
+        tokio::time::sleep(pause).await;
     }
 }
 
-/// The fleet, and the canary. They do not wait for each other.
+/// The fleet, and the canaries. They do not wait for each other.
 async fn follow_rest(inner: &Arc<Inner>) {
-    let canary = inner.mover.as_ref().map(|mover| {
-        let slots = Slot::all().collect::<SlotSet>();
-        Canary::start(mover.deployment.clone(), &slots, CANARY_PERIOD)
-    });
+    let mut canaries = Canaries::default();
     let mut ticks = tokio::time::interval(PERIOD);
     loop {
         ticks.tick().await;
-        if let Some(canary) = &canary {
-            let lately = Arc::new(describe(canary.take_lately()));
-            inner.watched.change(|snapshot| snapshot.canary = Some(lately));
+        if let (Some(mover), Some(cluster)) = (&inner.mover, inner.watched.latest().cluster.clone()) {
+            canaries.follow(mover, &cluster);
+            let lately = canaries.take_lately().map(Arc::new);
+            inner.watched.change(|snapshot| snapshot.canary = lately);
         }
         if let Some(fleet) = &inner.fleet {
             // Who stands by knows nothing of it.
@@ -148,13 +184,4 @@ async fn follow_rest(inner: &Arc<Inner>) {
             inner.watched.change(|snapshot| snapshot.fleet = now);
         }
     }
-}
-
-fn describe(lately: Answered) -> Value {
-    let ms = |us: u64| us as f64 / 1_000.0;
-    json!({
-        "at_ms": now_ms(), "requests": lately.requests, "errors": lately.errors,
-        "redirects": lately.redirects, "longest_ms": ms(lately.longest_us),
-        "mean_ms": (lately.requests > 0).then(|| ms(lately.total_us) / lately.requests as f64),
-    })
 }

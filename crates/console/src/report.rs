@@ -21,7 +21,7 @@ pub fn page_of(document: &Value) -> String {
         ("from, to", status.between()),
         ("started", format_time(status.created_s)),
         (if status.ended { "ended" } else { "as of" }, format_time(status.updated_s)),
-        ("took", format_duration_ms(took_ms)),
+        ("took", if took_ms == 0 { "less than 1 s".to_owned() } else { format_duration_ms(took_ms) }),
         ("whimbrel", text(&document["whimbrel"])),
         ("digest", text(&document["digest"])),
     ];

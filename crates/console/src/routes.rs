@@ -1,9 +1,11 @@
 //! What is answered where. The document of [`crate::interface`] describes each of these.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
@@ -16,6 +18,7 @@ use tokio::time::timeout;
 use whimbrel_control::clock::now_ms;
 use whimbrel_control::jobs::{Ask, Seen};
 use whimbrel_control::steering::Request as Asked;
+use whimbrel_control::store::{Kind, Store};
 
 use crate::audit::Entry;
 use crate::checks::{Caller, guard};
@@ -24,6 +27,7 @@ use crate::inner::Inner;
 use crate::mover::Mover;
 use crate::orders::{self, CutoverWanted, RatesWanted};
 use crate::plans::Wanted;
+use crate::remembered::About;
 use crate::runs::{JobWanted, Sides};
 use crate::shown::needed;
 use crate::tokens::Role;
@@ -33,7 +37,10 @@ use crate::{cluster, interface, page, reading, stream};
 const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// How long one may take to arrive.
-const BODY_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+const BODY_WITHIN: Duration = Duration::from_secs(10);
+
+/// The cluster is asked again where it was for longer than this ago.
+const CLUSTER_FRESH: Duration = Duration::from_secs(1);
 
 /// How many events of a job are sent: the newest.
 const EVENTS_MAX: usize = 500;
@@ -87,6 +94,7 @@ pub(crate) fn router(inner: Arc<Inner>) -> Router {
         .route("/cluster/repair", get(repair))
         .route("/plans", post(plan))
         .route("/plans/{id}/approve", post(approve))
+        .route("/plans/{id}/cancel", post(cancel_plan))
         .route("/fleet", get(fleet))
         .route("/assessments", post(assess))
         .route("/assessments/{id}", get(assessment))
@@ -175,7 +183,21 @@ fn nothing_here() -> Failure {
     Failure::missing("there is nothing here")
 }
 
-async fn file(Path(path): Path<String>) -> Answer<&'static page::File> {
+/// A part of the path, in text.
+struct PathText(String);
+
+impl FromRequestParts<Arc<Inner>> for PathText {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, inner: &Arc<Inner>) -> Answer<PathText> {
+        let Path(name) = Path::<String>::from_request_parts(parts, inner).await.map_err(|_| {
+            Failure::bad("the path is no text").with_remedy("names are UTF-8, percent-encoded")
+        })?;
+        Ok(PathText(name))
+    }
+}
+
+async fn file(PathText(path): PathText) -> Answer<&'static page::File> {
     page::find(&path).ok_or_else(nothing_here)
 }
 
@@ -202,26 +224,10 @@ async fn jobs(State(inner): Console, caller: Caller) -> Answer<Json> {
     Ok(Json(json!({"now_ms": now_ms(), "jobs": jobs})))
 }
 
-/// The job of this name. One that can be begun again is kept under another name once it has ended: its own,
-/// and when it was made.
-fn named(seen: Vec<Seen>, name: &str) -> Option<Seen> {
-    let is_ended_run = |seen: &&Seen| {
-        let status = &seen.entry.status;
-        status.ended && status.id == format!("{name}-{:x}", status.created_s)
-    };
-    let exactly = seen.iter().position(|seen| seen.entry.status.id == name);
-    let last = || {
-        let ended = seen.iter().enumerate().filter(|(_, seen)| is_ended_run(seen));
-        ended.max_by_key(|(_, seen)| seen.entry.status.created_s).map(|(place, _)| place)
-    };
-    let place = exactly.or_else(last)?;
-    seen.into_iter().nth(place)
-}
-
-async fn job(State(inner): Console, caller: Caller, Path(name): Path<String>) -> Answer<Json> {
+async fn job(State(inner): Console, caller: Caller, PathText(name): PathText) -> Answer<Json> {
     let seen = read(&inner).await?;
     let missing = || Failure::missing(format!("there is no job {name}"));
-    let seen = named(seen, &name).ok_or_else(missing)?;
+    let seen = Store::of_name(seen, |seen| &seen.entry.status, &name).ok_or_else(missing)?;
     let name = seen.entry.status.id.clone();
     let store = inner.jobs().store;
     let details = match seen.entry.running && seen.answers && !seen.is_elsewhere {
@@ -237,9 +243,17 @@ async fn job(State(inner): Console, caller: Caller, Path(name): Path<String>) ->
             value
         })
         .collect();
+    let mut remembered = match seen.entry.status.kind {
+        Kind::Sync => inner.remembered.find(&seen.entry.status),
+        _ => Value::Null,
+    };
+    // An assessment is for those who may make one.
+    if caller.role < Role::Administer && remembered.is_object() {
+        remembered["assessment"] = Value::Null;
+    }
     Ok(Json(json!({
         "now_ms": now_ms(), "job": reading::show(&inner, &seen, None).for_role(caller.role),
-        "details": details, "events": events, "report": store.report(&name),
+        "details": details, "events": events, "report": store.report(&name), "remembered": remembered,
     })))
 }
 
@@ -263,7 +277,7 @@ async fn steer(inner: &Arc<Inner>, caller: &Caller, ask: Ask, name: String, requ
 async fn pause(
     State(inner): Console,
     caller: Caller,
-    Path(name): Path<String>,
+    PathText(name): PathText,
     Body(Nothing {}): Body<Nothing>,
 ) -> Answer<Json> {
     steer(&inner, &caller, Ask::Pause, name, Asked::Pause).await
@@ -272,7 +286,7 @@ async fn pause(
 async fn resume(
     State(inner): Console,
     caller: Caller,
-    Path(name): Path<String>,
+    PathText(name): PathText,
     Body(Nothing {}): Body<Nothing>,
 ) -> Answer<Json> {
     steer(&inner, &caller, Ask::Resume, name, Asked::Resume).await
@@ -281,7 +295,7 @@ async fn resume(
 async fn set(
     State(inner): Console,
     caller: Caller,
-    Path(name): Path<String>,
+    PathText(name): PathText,
     Body(wanted): Body<RatesWanted>,
 ) -> Answer<Json> {
     steer(&inner, &caller, Ask::Set, name, Asked::Set(wanted.change())).await
@@ -290,7 +304,7 @@ async fn set(
 async fn cancel(
     State(inner): Console,
     caller: Caller,
-    Path(name): Path<String>,
+    PathText(name): PathText,
     Body(wanted): Body<Confirmed>,
 ) -> Answer<Json> {
     caller.must_be(needed(Ask::Cancel))?;
@@ -302,7 +316,7 @@ async fn cancel(
 async fn cut_over(
     State(inner): Console,
     caller: Caller,
-    Path(name): Path<String>,
+    PathText(name): PathText,
     Body(wanted): Body<CutoverWanted>,
 ) -> Answer<Json> {
     caller.must_be(needed(Ask::Cutover))?;
@@ -313,7 +327,21 @@ async fn cut_over(
             Ask::Cutover.word()
         }
     };
-    let work = orders::cut_over(inner.clone(), name.clone(), wanted);
+    let (console, of, who) = (inner.clone(), name.clone(), caller.name.clone());
+    let work = async move {
+        let (chosen, is_dry_run) = (wanted.chosen(), wanted.dry_run);
+        let sides = orders::find(&console, &of).await.map(|entry| (entry.status.source, entry.status.target));
+        let outcome = orders::cut_over(console.clone(), of, wanted).await;
+        if let (true, Ok((source, target))) = (is_dry_run, sides) {
+            let (text, error) = match &outcome {
+                Ok(value) => (value["text"].clone(), Value::Null),
+                Err(failure) => (Value::Null, json!(failure.error)),
+            };
+            let what = json!({"who": who, "chosen": chosen, "text": text, "error": error});
+            console.remembered.note((&source, &target), About::Rehearsal, what);
+        }
+        outcome
+    };
     inner.ordered(&caller, (order, name), work).await
 }
 
@@ -324,13 +352,25 @@ async fn begin(State(inner): Console, caller: Caller, Body(wanted): Body<JobWant
     }
     wanted.sides().check()?;
     let of = wanted.in_words();
-    inner.ordered(&caller, ("begin", of), inner.runs.clone().begin(wanted)).await
+    let (console, who) = (inner.clone(), caller.name.clone());
+    let work = async move {
+        let (source, target) = (wanted.source().to_owned(), wanted.target().to_owned());
+        let (is_sync, is_mirror) = (wanted.is_sync(), wanted.is_mirror());
+        let status = console.runs.clone().begin(wanted, who).await?.status;
+        if is_sync {
+            let begun = json!({"job": status.id, "created_s": status.created_s, "mirror": is_mirror});
+            console.remembered.note((&source, &target), About::Begun, begun);
+        }
+        Ok(json!({"name": status.id}))
+    };
+    inner.ordered(&caller, ("begin", of), work).await
 }
 
 async fn read_cluster(State(inner): Console, _: Caller) -> Answer<Json> {
     let mover = inner.mover()?;
-    let _turn = inner.asking.lock().await;
-    Ok(Json(cluster::read(mover, None).await))
+    let mut value = Value::clone(&*reading::read_cluster(&inner, mover, CLUSTER_FRESH).await);
+    value["now_ms"] = json!(now_ms());
+    Ok(Json(value))
 }
 
 async fn repair(State(inner): Console, _: Caller) -> Answer<Json> {
@@ -349,7 +389,7 @@ async fn plan(State(inner): Console, caller: Caller, Body(wanted): Body<Wanted>)
 async fn approve(
     State(inner): Console,
     caller: Caller,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     Body(wanted): Body<Confirmed>,
 ) -> Answer<Json> {
     caller.must_be(Role::Operate)?;
@@ -357,8 +397,22 @@ async fn approve(
     confirmed(wanted.confirm.as_deref(), &mover.cluster())?;
     let of = format!("{id} in {}", mover.cluster());
     let plans = inner.clone();
-    let work = async move { plans.plans.approve(mover, &id).await };
+    let who = caller.name.clone();
+    let work = async move { plans.plans.approve(mover, &id, &who).await };
     inner.ordered(&caller, ("approve plan", of), work).await
+}
+
+async fn cancel_plan(
+    State(inner): Console,
+    caller: Caller,
+    PathText(id): PathText,
+    Body(wanted): Body<Confirmed>,
+) -> Answer<Json> {
+    caller.must_be(Ask::Cancel.needs())?;
+    let cluster = inner.mover()?.cluster();
+    confirmed(wanted.confirm.as_deref(), &cluster)?;
+    let work = orders::cancel_plan(inner.clone(), id.clone());
+    inner.ordered(&caller, ("cancel plan", format!("{id} in {cluster}")), work).await
 }
 
 async fn fleet(State(inner): Console, _: Caller) -> Answer<Json> {
@@ -372,12 +426,20 @@ async fn assess(State(inner): Console, caller: Caller, Body(sides): Body<Sides>)
     caller.must_be(Role::Administer)?;
     sides.check()?;
     let of = sides.in_words();
-    let (runs, stop) = (inner.runs.clone(), inner.stop.clone());
-    let work = async move { runs.assess(sides, stop).map(|id| json!({"id": id})) };
+    let (console, who) = (inner.clone(), caller.name.clone());
+    let work = async move {
+        let (runs, stop) = (console.runs.clone(), console.stop.clone());
+        let noted = move |sides: &Sides, found: Value| {
+            if let (source, Some(target)) = sides.addresses() {
+                console.remembered.note((source, target), About::Assessment, found);
+            }
+        };
+        runs.assess(sides, who, stop, noted).map(|id| json!({"id": id}))
+    };
     inner.ordered(&caller, ("assess", of), work).await
 }
 
-async fn assessment(State(inner): Console, caller: Caller, Path(id): Path<String>) -> Answer<Json> {
+async fn assessment(State(inner): Console, caller: Caller, PathText(id): PathText) -> Answer<Json> {
     caller.must_be(Role::Administer)?;
     inner.runs.assessment(&id).map(Json)
 }

@@ -24,9 +24,10 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::clock::now_ms;
 use whimbrel_control::jobs::Jobs;
-use whimbrel_control::store::{Entry, Kind};
+use whimbrel_control::store::{BEGUN_BY, Entry, Kind, Status};
 
 use crate::failure::{Answer, Failure};
+use crate::tokens::by_token;
 
 /// How many assessments run at once, and how many are kept.
 const ASSESSMENTS_AT_ONCE: usize = 2;
@@ -49,6 +50,19 @@ const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
 /// How often it is looked whether it is.
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
+
+/// What processes get of this one's environment.
+const KEPT: [&str; 9] = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "TZ",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "XDG_STATE_HOME",
+    "WHIMBREL_CONFIG",
+    "WHIMBREL_PROFILE",
+];
 
 /// Two servers, and how to log in.
 #[derive(Deserialize)]
@@ -92,6 +106,11 @@ impl Sides {
             }
         }
         Ok(())
+    }
+
+    /// The two addresses, as they were given.
+    pub fn addresses(&self) -> (&str, Option<&str>) {
+        (&self.source, self.target.as_deref())
     }
 
     /// For the audit log and for people.
@@ -157,6 +176,21 @@ impl JobWanted {
     /// Whether it writes to the target.
     pub fn writes(&self) -> bool {
         self.kind != JobKind::Verify
+    }
+
+    /// Whether it is a sync.
+    pub fn is_sync(&self) -> bool {
+        self.kind == JobKind::Sync
+    }
+
+    /// Whether the target is made equal to the source.
+    pub fn is_mirror(&self) -> bool {
+        self.mirror
+    }
+
+    /// The source.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Where it writes.
@@ -237,14 +271,14 @@ impl Runs {
     }
 
     /// This binary with these arguments, in a group of its own: what ends the console does not end it.
-    fn command(sides: &Sides, arguments: Vec<String>) -> Command {
+    /// `who` is the token's name.
+    fn command(sides: &Sides, arguments: Vec<String>, who: &str) -> Command {
         // Also after the file was replaced by that of another version.
         let mut command = Command::new("/proc/self/exe");
         command.args(arguments).stdin(Stdio::null()).process_group(0);
         // Nothing but what it needs: the console's own passwords are for its own cluster.
         command.env_clear();
-        let kept = ["PATH", "HOME", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_STATE_HOME"];
-        let kept = kept.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+        let kept = KEPT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
         let passwords = [
             ("WHIMBREL_SOURCE_PASSWORD", &sides.source_password),
             ("WHIMBREL_TARGET_PASSWORD", &sides.target_password),
@@ -252,12 +286,19 @@ impl Runs {
         let passwords = passwords.iter().filter_map(|(name, password)| {
             Some((*name, OsString::from(password.as_ref().filter(|password| !password.is_empty())?)))
         });
-        command.envs(kept.chain(passwords));
+        command.envs(kept.chain(passwords)).env(BEGUN_BY, by_token(who));
         command
     }
 
-    /// Begins to look at a source, and at a target where there is one. Returns the assessment's name.
-    pub(crate) fn assess(self: &Arc<Runs>, sides: Sides, stop: CancellationToken) -> Answer<String> {
+    /// Begins to look at a source, and at a target where there is one. Returns the assessment's name. What
+    /// comes of it is `noted`.
+    pub(crate) fn assess(
+        self: &Arc<Runs>,
+        sides: Sides,
+        who: String,
+        stop: CancellationToken,
+        noted: impl FnOnce(&Sides, Value) + Send + 'static,
+    ) -> Answer<String> {
         let mut kept = self.assessments.lock();
         let (number, assessments) = &mut *kept;
         if assessments.iter().filter(|a| a.state == "running").count() >= ASSESSMENTS_AT_ONCE {
@@ -280,7 +321,8 @@ impl Runs {
         arguments.extend([Some(sides.source.clone()), sides.target.clone()].into_iter().flatten());
         let (runs, name) = (self.clone(), id.clone());
         tokio::spawn(async move {
-            let (state, report, text) = assess(&sides, arguments, &stop).await;
+            let (state, report, text) = assess(&sides, arguments, &who, &stop).await;
+            noted(&sides, json!({"state": state, "report": report, "text": text, "who": who}));
             let mut kept = runs.assessments.lock();
             if let Some(assessment) = kept.1.iter_mut().find(|a| a.id == name) {
                 (assessment.state, assessment.report, assessment.text) = (state, report, text);
@@ -298,7 +340,7 @@ impl Runs {
     }
 
     /// Begins a job between two servers. Returns its name once it is listed.
-    pub(crate) async fn begin(self: Arc<Runs>, wanted: JobWanted) -> Answer<Value> {
+    pub(crate) async fn begin(self: Arc<Runs>, wanted: JobWanted, who: String) -> Answer<Entry> {
         let sides = wanted.sides();
         let _beginning = self.beginning.lock().await;
         let before = self.known().await?;
@@ -310,9 +352,8 @@ impl Runs {
         let folder = self.state_dir.to_string_lossy().into_owned();
         arguments.splice(1..1, ["--state-dir".to_owned(), folder]);
         let both = said.try_clone().map_err(|e| fail(&e))?;
-        let mut command = Runs::command(&sides, arguments);
+        let mut command = Runs::command(&sides, arguments, &who);
         let mut child = command.stdout(both).stderr(said).spawn().map_err(|e| fail(&e))?;
-        let process = child.id();
         let listed = self.listed(&wanted, &mut child, &before).await;
         if listed.is_err() {
             // One that is not listed is nobody's: it must not write on unseen.
@@ -322,7 +363,7 @@ impl Runs {
             tokio::spawn(async move { child.wait().await });
         }
         match listed {
-            Ok(name) => Ok(json!({"name": name, "process": process})),
+            Ok(entry) => Ok(entry),
             Err(Some(failure)) => Err(failure),
             Err(None) => {
                 let said = tail(&path);
@@ -360,24 +401,23 @@ impl Runs {
         wanted: &JobWanted,
         child: &mut Child,
         before: &BTreeSet<String>,
-    ) -> Result<String, Option<Failure>> {
+    ) -> Result<Entry, Option<Failure>> {
         let until = Instant::now() + LISTED_WITHIN;
-        // One that ran before and has ended meanwhile is kept under its name and more.
-        let is_known =
-            |id: &str| before.contains(id) || before.iter().any(|b| id.starts_with(&format!("{b}-")));
+        // One that ran before and has ended meanwhile is kept under another name.
+        let is_known = |status: &Status| before.iter().any(|known| status.is_run_of(known));
         loop {
             let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
             let found = self.jobs().await.map_err(Some)?.into_iter().find(|entry| {
                 let status = &entry.status;
                 // A short one has ended by now, and is listed so.
-                let is_new = (entry.running || status.ended) && !is_known(&status.id);
+                let is_new = (entry.running || status.ended) && !is_known(status);
                 status.kind == wanted.kind()
                     && is_side(&status.source, &wanted.source)
                     && is_side(&status.target, &wanted.target)
                     && is_new
             });
             match (found, has_ended) {
-                (Some(entry), _) => return Ok(entry.status.id),
+                (Some(entry), _) => return Ok(entry),
                 (None, true) => return Err(None),
                 (None, false) if Instant::now() >= until => {
                     let what = format!("the job is not listed after {} s", LISTED_WITHIN.as_secs());
@@ -390,7 +430,7 @@ impl Runs {
 }
 
 /// Whether a job's address is the one that was given: without scheme, user and database.
-fn is_side(address: &str, given: &str) -> bool {
+pub(crate) fn is_side(address: &str, given: &str) -> bool {
     let bare = given.split_once("://").map_or(given, |(_, rest)| rest);
     let bare = bare.rsplit_once('@').map_or(bare, |(_, rest)| rest);
     let bare = bare.split(['/', '?']).next().unwrap_or(bare);
@@ -433,10 +473,11 @@ fn tail(path: &Path) -> String {
 async fn assess(
     sides: &Sides,
     arguments: Vec<String>,
+    who: &str,
     stop: &CancellationToken,
 ) -> (&'static str, Value, Vec<String>) {
     let failed = |what: String| ("failed", Value::Null, vec![what]);
-    let mut command = Runs::command(sides, arguments);
+    let mut command = Runs::command(sides, arguments, who);
     let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn() {
         Ok(child) => child,
         Err(e) => return failed(format!("it cannot be begun: {e}")),
@@ -508,6 +549,25 @@ mod tests {
             let job = wanted(&json!({"kind": "copy", "source": right, "target": "b:2"}).to_string());
             assert_eq!(job.sides().check(), Ok(()), "{right}");
         }
+    }
+
+    /// A process finds the options that this one was given by a file, knows on whose behalf it runs, and has
+    /// none of the console's own passwords.
+    #[test]
+    fn a_process_knows_where_options_are_and_who_wants_it() {
+        let job = wanted(r#"{"kind": "sync", "source": "a", "target": "b", "source_password": "hunter2"}"#);
+        let command = Runs::command(&job.sides(), Vec::new(), "alice");
+        let given: Vec<(&str, &str)> = command
+            .as_std()
+            .get_envs()
+            .filter_map(|(name, value)| Some((name.to_str()?, value?.to_str()?)))
+            .collect();
+        assert!(given.contains(&("WHIMBREL_BEGUN_BY", "token alice (console)")), "{given:?}");
+        assert!(given.contains(&("WHIMBREL_SOURCE_PASSWORD", "hunter2")));
+        let options = ["WHIMBREL_CONFIG", "WHIMBREL_PROFILE"];
+        assert!(
+            options.iter().all(|name| KEPT.contains(name)) && !KEPT.iter().any(|n| n.contains("PASSWORD"))
+        );
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::audit::Audit;
 use crate::inner::{ConsoleOptions, Inner};
 use crate::mover::Mover;
 use crate::plans::Plans;
+use crate::remembered::Remembered;
 use crate::runs::Runs;
 use crate::snapshot::Watched;
 use crate::tokens::Tokens;
@@ -74,6 +75,7 @@ impl Console {
         let inner = Inner {
             audit: Audit::of(&options.state_dir),
             runs: Arc::new(Runs::new(&options.state_dir)),
+            remembered: Remembered::of(&options.state_dir),
             options,
             mover,
             fleet,
@@ -82,7 +84,7 @@ impl Console {
             watched: Watched::default(),
             plans: Plans::default(),
             orders: Mutex::new(JoinSet::new()),
-            asking: tokio::sync::Mutex::default(),
+            looked: tokio::sync::Mutex::default(),
             looking: tokio::sync::Mutex::default(),
             stop,
         };

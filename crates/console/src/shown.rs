@@ -35,6 +35,7 @@ impl Shown {
         let pace = pace.filter(|_| *running);
         object["keys_per_s"] = json!(pace.map(f64::round));
         object["eta_ms"] = json!(pace.and_then(|pace| left_ms(status, pace)));
+        object["run_of"] = json!(status.run_of());
         object["state_in_words"] = json!(seen.state_in_words());
         Shown { object, asks: seen.asks() }
     }

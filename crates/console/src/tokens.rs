@@ -190,6 +190,11 @@ impl Tokens {
     }
 }
 
+/// Who has a job begun with this token, for people who look at the job.
+pub(crate) fn by_token(name: &str) -> String {
+    format!("token {name} (console)")
+}
+
 fn hash(token: &str) -> String {
     hexadecimal(digest(&SHA256, token.as_bytes()).as_ref())
 }

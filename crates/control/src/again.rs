@@ -1,7 +1,8 @@
 //! What goes on with a copy, a verification or a sync that was interrupted, as arguments for whimbrel, but
-//! for users, passwords and TLS, which are written down nowhere.
+//! for passwords and the files of TLS, which are written down nowhere.
 
 use serde_json::{Value, json};
+use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_flow::copy::Existing;
 
 use crate::naming::written;
@@ -55,6 +56,17 @@ pub fn arguments(kind: Kind, described: &Value) -> Option<Vec<String>> {
     Some(words)
 }
 
+/// The same, with the users of both sides, and with TLS: neither is in the journal.
+pub fn by_url(mut words: Vec<String>, sides: [&Endpoint; 2]) -> Vec<String> {
+    for (word, side) in words.iter_mut().skip(1).zip(sides) {
+        let db = word.strip_prefix("redis://").and_then(|rest| rest.rsplit_once('/')?.1.parse().ok());
+        if let Some(url) = side.url(db) {
+            *word = url;
+        }
+    }
+    words
+}
+
 /// As [`arguments`], of what is written in the journal.
 pub fn of_description(kind: Kind, description: &str) -> Option<Vec<String>> {
     arguments(kind, &serde_json::from_str(description).ok()?)
@@ -62,10 +74,29 @@ pub fn of_description(kind: Kind, description: &str) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use whimbrel_engine::error::Side;
+
     use super::*;
 
     fn words(kind: Kind, described: &Value) -> Option<String> {
         arguments(kind, described).map(|words| words.join(" "))
+    }
+
+    #[test]
+    fn they_have_users_and_never_a_password() {
+        let endpoint = |text: &str| Endpoint::parse(Side::Source, text).expect("an address");
+        let by = |words: &[&str], source: &str, target: &str| {
+            let words = words.iter().map(|word| (*word).to_owned()).collect();
+            by_url(words, [&endpoint(source), &endpoint(target)]).join(" ")
+        };
+        assert_eq!(
+            by(&["sync", "redis://a:1/3", "b:2", "--resume"], "redis://u:secret@a:1/3", "rediss://b:2"),
+            "sync redis://u@a:1/3 rediss://b:2 --resume"
+        );
+        assert_eq!(by(&["copy", "a:1", "b:2"], "redis://:secret@a:1", "b:2"), "copy a:1 b:2");
+        for odd in ["redis://a%3Ab@a:1", "redis://a%40b@a:1"] {
+            assert_eq!(by(&["copy", "a:1", "b:2"], odd, "b:2"), "copy a:1 b:2", "{odd}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::deployment::Deployment;
@@ -57,26 +57,68 @@ pub struct Answered {
     pub longest_us: u64,
 }
 
+/// Whom a canary asks, and how long it waits.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The node that has the slots, as far as is known.
+    pub address: Address,
+    /// How long a request may take, redirections included: after that it has no answer.
+    pub within: Duration,
+}
+
 /// A running canary.
 #[derive(Debug)]
 pub struct Canary {
     stop: CancellationToken,
     task: JoinHandle<CanaryReport>,
-    lately: Arc<Mutex<Answered>>,
+    shared: Arc<Shared>,
+}
+
+/// What a canary's task and its owner have in common.
+#[derive(Debug)]
+struct Shared {
+    slots: Mutex<Vec<Slot>>,
+    lately: Mutex<Answered>,
+    /// When an answer came last; in the beginning, when it began.
+    answered: Mutex<Instant>,
 }
 
 impl Canary {
     /// Begins to ask for names in `slots`, one after another, one in each `period`.
     pub fn start(deployment: Arc<Deployment>, slots: &SlotSet, period: Duration) -> Canary {
-        let (stop, lately) = (CancellationToken::new(), Arc::<Mutex<Answered>>::default());
-        let slots: Vec<Slot> = slots.iter().collect();
-        let task = tokio::spawn(watch(deployment, slots, period, lately.clone(), stop.clone()));
-        Canary { stop, task, lately }
+        Canary::begin(deployment, slots, period, None)
+    }
+
+    /// The same for the slots of one node: where that is silent, those of others are measured all the same.
+    pub fn of_node(deployment: Arc<Deployment>, node: Node, slots: &SlotSet, period: Duration) -> Canary {
+        Canary::begin(deployment, slots, period, Some(node))
+    }
+
+    fn begin(deployment: Arc<Deployment>, slots: &SlotSet, period: Duration, node: Option<Node>) -> Canary {
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            slots: Mutex::new(slots.iter().collect()),
+            lately: Mutex::default(),
+            answered: Mutex::new(Instant::now()),
+        });
+        let client = Client { deployment, node, links: HashMap::new(), owners: HashMap::new() };
+        let task = tokio::spawn(watch(client, period, shared.clone(), stop.clone()));
+        Canary { stop, task, shared }
+    }
+
+    /// From now on it asks for names in these slots.
+    pub fn set_slots(&self, slots: &SlotSet) {
+        *self.shared.slots.lock() = slots.iter().collect();
     }
 
     /// How long answers took since this was asked last.
     pub fn take_lately(&self) -> Answered {
-        std::mem::take(&mut self.lately.lock())
+        std::mem::take(&mut self.shared.lately.lock())
+    }
+
+    /// For how long there has been no answer.
+    pub fn silent_for(&self) -> Duration {
+        self.shared.answered.lock().elapsed()
     }
 
     /// Ends it, and tells what it met.
@@ -94,31 +136,38 @@ impl Drop for Canary {
 }
 
 async fn watch(
-    deployment: Arc<Deployment>,
-    slots: Vec<Slot>,
+    mut client: Client,
     period: Duration,
-    lately: Arc<Mutex<Answered>>,
+    shared: Arc<Shared>,
     stop: CancellationToken,
 ) -> CanaryReport {
     let mut seen = CanaryReport::default();
-    let mut client = Client { deployment, links: HashMap::new(), owners: HashMap::new() };
-    let mut turn = 0;
-    while !stop.is_cancelled() && !slots.is_empty() {
-        // Neighbours have the same fate: a stride looks at all parts of the range soon.
-        turn = (turn + 4_099) % slots.len();
+    let mut turn: usize = 0;
+    while !stop.is_cancelled() {
+        let slot = {
+            let slots = shared.slots.lock();
+            // Neighbours have the same fate: a stride looks at all parts of the range soon.
+            turn = (turn + 4_099).checked_rem(slots.len()).unwrap_or(0);
+            slots.get(turn).copied()
+        };
+        let Some(slot) = slot else {
+            // It may get some.
+            let _ = stop.run_until_cancelled(tokio::time::sleep(period)).await;
+            continue;
+        };
         let started = Instant::now();
         let before = seen.moved + seen.ask;
         seen.requests += 1;
-        let has_failed = client.ask(slots[turn], &mut seen).await.is_err();
-        if has_failed {
-            seen.errors += 1;
-            client.links.clear();
+        let has_failed = !client.is_answered(slot, &mut seen).await;
+        match has_failed {
+            true => seen.errors += 1,
+            false => *shared.answered.lock() = Instant::now(),
         }
         let took = started.elapsed();
         seen.longest_ms = seen.longest_ms.max(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         {
-            let mut lately = lately.lock();
+            let mut lately = shared.lately.lock();
             lately.requests += 1;
             lately.errors += u64::from(has_failed);
             lately.redirects += seen.moved + seen.ask - before;
@@ -132,20 +181,40 @@ async fn watch(
 
 struct Client {
     deployment: Arc<Deployment>,
+    /// Whom it asks at first, where it is one node that is measured.
+    node: Option<Node>,
     links: HashMap<Address, Link>,
     owners: HashMap<Slot, Address>,
 }
 
 impl Client {
+    /// One request within its bound; false where no answer was to be had.
+    async fn is_answered(&mut self, slot: Slot, seen: &mut CanaryReport) -> bool {
+        let is_answered = match self.node.as_ref().map(|node| node.within) {
+            Some(within) => timeout(within, self.ask(slot, seen)).await.is_ok_and(|answer| answer.is_ok()),
+            None => self.ask(slot, seen).await.is_ok(),
+        };
+        if !is_answered {
+            // What was cut off is out of step.
+            self.links.clear();
+            if self.node.is_some() {
+                // Who was asked may be the wrong one by now.
+                self.owners.clear();
+            }
+        }
+        is_answered
+    }
+
     /// One request; an error where no answer was to be had.
     async fn ask(&mut self, slot: Slot, seen: &mut CanaryReport) -> Result<()> {
         let key = format!("whimbrel:canary:{{{}}}", tag_for_slot(slot));
         let mut asking = false;
         let mut at = match self.owners.get(&slot) {
             Some(address) => address.clone(),
-            None => match self.deployment.topology().shard_of(slot) {
-                Some(shard) => shard.primary.clone(),
-                None => return Err(self.deployment.unowned(slot)),
+            None => match (&self.node, self.deployment.topology().shard_of(slot)) {
+                (Some(node), _) => node.address.clone(),
+                (None, Some(shard)) => shard.primary.clone(),
+                (None, None) => return Err(self.deployment.unowned(slot)),
             },
         };
         for _ in 0..=HOPS_MAX {

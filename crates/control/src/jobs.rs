@@ -242,7 +242,10 @@ impl Jobs {
         while let Some(answer) = asked.join_next().await {
             let Ok((place, standing)) = answer else { continue };
             match standing {
-                Some(standing) => seen[place].entry.status = standing.job,
+                Some(standing) => {
+                    let entry = &mut seen[place].entry;
+                    entry.status = standing.job.with_origin_of(Some(&entry.status));
+                }
                 None => seen[place].answers = false,
             }
         }
@@ -293,13 +296,11 @@ impl Jobs {
         let id = &entry.status.id;
         let asked = Instant::now();
         while asked.elapsed() < CANCEL_WAIT {
-            // How it ended is kept under another name where it can be begun again.
-            let now = self.store.list()?.into_iter().find(|now| {
+            let is_it = |now: &Entry| {
                 now.status.id == *id
-                    || now.status.ended
-                        && now.status.id.starts_with(&format!("{id}-"))
-                        && now.status.created_s == entry.status.created_s
-            });
+                    || now.status.is_run_of(id) && now.status.created_s == entry.status.created_s
+            };
+            let now = self.store.list()?.into_iter().find(is_it);
             match now {
                 Some(now) if !now.status.ended && now.running => {}
                 now => return Ok(Some(now.map(|now| now.status))),

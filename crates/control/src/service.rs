@@ -27,7 +27,7 @@ use crate::hooks::{HookSettings, JobHooks};
 use crate::job::{self, Record, View};
 use crate::report::{Ending, JobReport};
 use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer, take_back};
-use crate::store::{Entry, Journal, Kind, Status, Store};
+use crate::store::{Entry, Journal, Kind, Origin, Status, Store};
 
 use self::plain::Ended;
 pub use self::plain::{Fallback, PlainRecord};
@@ -324,6 +324,21 @@ pub async fn prepare(
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64,
 ) -> Result<Vec<Ready>> {
+    prepare_for(store, deployment, moves, settings, keys_of, &Origin::default()).await
+}
+
+/// [`prepare`], for somebody else than this process's user.
+///
+/// # Errors
+/// Likewise.
+pub(crate) async fn prepare_for(
+    store: &Store,
+    deployment: &Deployment,
+    moves: &[Move],
+    settings: &Settings,
+    keys_of: impl Fn(&NodeId, Slot) -> u64,
+    origin: &Origin,
+) -> Result<Vec<Ready>> {
     let cluster = deployment.endpoint.address.to_string();
     let nodes: Vec<String> =
         deployment.topology().shards.iter().take(NODES_MAX).map(|shard| shard.primary.to_string()).collect();
@@ -374,7 +389,7 @@ pub async fn prepare(
     for task in tasks {
         let journal = store.create(task.id().as_str())?;
         task.save(&journal)?;
-        journal.publish(&task.status());
+        journal.publish(&Status { origin: origin.clone(), ..task.status() });
         jobs.push(Ready::new(task, journal)?);
     }
     Ok(jobs)

@@ -192,6 +192,21 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// How to name it again with its user, TLS and a database, and without a password. `None` where its
+    /// address is enough, or no such name can be written.
+    pub fn url(&self, db: Option<u32>) -> Option<String> {
+        let Address::Tcp(..) = &self.address else { return None };
+        let is_plain = |user: &&String| user.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        let user = self.user.as_ref().filter(is_plain);
+        if user.is_none() && self.tls.is_none() && db.is_none() {
+            return None;
+        }
+        let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
+        let login = user.map(|user| format!("{user}@")).unwrap_or_default();
+        let db = db.map(|db| format!("/{db}")).unwrap_or_default();
+        Some(format!("{scheme}://{login}{}{db}", self.address))
+    }
+
     /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`,
     /// `sentinel://` or `sentinels://` with user, password and database:
     /// `rediss://USER:PASSWORD@HOST:PORT/DB`,

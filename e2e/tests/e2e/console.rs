@@ -265,6 +265,92 @@ fn a_plan_is_approved_as_it_was_shown(engine: Engine) {
     scene.assert_all_run();
 }
 
+/// Jobs of one plan: who had them begun is said everywhere, what the nodes show meanwhile is no problem, and
+/// all of them end at once.
+#[test]
+fn jobs_of_a_plan_are_known_and_cancelled_together() {
+    let layout = [vec![0..=5_999], vec![6_000..=11_999], vec![12_000..=16_383]];
+    let scene = Scene::of(Engine::Redis70, 0, &layout).start();
+    scene.fill(0..=199, 200, 20_000);
+    let before = scene.unwritten();
+    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "300"]);
+    let cluster = scene.cluster.seed();
+    let plan = opened.post("/plans", &json!({"kind": "drain", "node": scene.cluster.node_id(0)}));
+    let wanted = json!({"kind": "reshard", "slots": "0-9", "to": scene.cluster.node_id(2)});
+    let other = opened.post("/plans", &wanted);
+    let id = |plan: &Value| plan["id"].as_str().expect("an id").to_owned();
+    let confirmed = json!({"confirm": cluster});
+    let what = format!("POST /api/v1/plans/{}/approve", id(&plan));
+    let approved = opened.ask("operate", &what, Some(&confirmed));
+    assert_eq!(approved.status, 200, "{}", approved.body);
+    let approved = approved.json();
+    let names: Vec<&str> =
+        approved["jobs"].as_array().expect("jobs").iter().filter_map(Value::as_str).collect();
+    assert!(names.len() > 1, "{names:?}");
+
+    // A plan of which nothing comes is not used up.
+    for _ in 0..2 {
+        let what = format!("POST /api/v1/plans/{}/approve", id(&other));
+        let refused = opened.ask("operate", &what, Some(&confirmed));
+        assert_eq!(refused.status, 422, "{}", refused.body);
+    }
+
+    for name in &names {
+        let job = opened.get(&format!("/jobs/{name}"));
+        assert_eq!(job["job"]["begun_by"], "token operate (console)", "{job}");
+        assert_eq!(job["job"]["plan"], plan["id"]);
+        assert_eq!(job["events"][0]["text"], "begun by token operate (console)", "{job}");
+    }
+    let listed = scene.jobs(&["list"]).run().expect_code(0).stdout;
+    assert!(listed.contains("token operate (console)"), "{listed}");
+
+    // Its slots are open by now; nothing is wrong with that.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let cluster = opened.get("/cluster");
+        let found = cluster["findings"].as_array().cloned().expect("findings");
+        assert!(found.iter().all(|found| found["problem"] == false), "{found:?}");
+        assert_eq!(cluster["healthy"], true, "{found:?}");
+        if found.iter().any(|found| found["kind"] == "open" && found["under_way"] == true) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "no slot is open: {cluster}");
+        thread::sleep(Duration::from_millis(100));
+    }
+
+    let what = format!("POST /api/v1/plans/{}/cancel", id(&plan));
+    let refused = opened.ask("operate", &what, Some(&json!({"confirm": "yes"})));
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    let cancelled = opened.ask("operate", &what, Some(&confirmed));
+    assert_eq!(cancelled.status, 200, "{}", cancelled.body);
+    assert_eq!(cancelled.json()["refused"], json!([]), "{}", cancelled.body);
+    for name in &names {
+        // One that waited for its turn leaves nothing behind.
+        let answer = opened.ask("look", &format!("GET /api/v1/jobs/{name}"), None);
+        if answer.status == 200 {
+            let job = opened.wait_for_job(name, |job| job["ended"] == true);
+            assert_eq!(job["phase"], "cancelled", "{job}");
+        }
+    }
+    let again = opened.ask("operate", &what, Some(&confirmed));
+    assert_eq!(again.status, 409, "{}", again.body);
+    scene.assert_unchanged(&before);
+    scene.assert_all_run();
+}
+
+/// Whatever is asked for, the answer is JSON without anything that a terminal obeys.
+#[test]
+fn odd_names_are_answered_as_json() {
+    let scene = scene();
+    let opened = Opened::of(&scene, &[]);
+    let odd = opened.ask("look", "GET /api/v1/jobs/%ff", None);
+    assert_eq!((odd.status, odd.json()["error"].is_string()), (400, true), "{}", odd.body);
+    let odd = opened.ask("look", "GET /api/v1/jobs/%1b%5b2J", None);
+    let error = odd.json()["error"].as_str().unwrap_or_default().to_owned();
+    assert_eq!((odd.status, error.contains(char::is_control)), (404, false), "{}", odd.body);
+    assert!(error.contains("[2J"), "{error}");
+}
+
 whimbrel_lab::for_each_engine! {
     on Redis70 Valkey91: a_plan_is_approved_as_it_was_shown
 }

@@ -175,6 +175,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     browser.wait_for_text(&test("assess-verdict"), ".");
     picture(&mut browser, "migrations");
     let writers = writers(std::slice::from_ref(&from), "page");
+    browser.click(&test("mirror"));
     browser.click(&test("sync-button"));
     browser.fill(&test("start-confirm"), &format!("redis://mover@{to}"));
     browser.click(&test("start-button"));
@@ -184,9 +185,15 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     browser.wait_within(&done("sync"), PATIENCE);
     // What differs while clients write is looked at again, which may take its time on a busy machine.
     let record = writers.stop();
+    let name = browser.eval("decodeURIComponent(location.hash.slice('#/migrations/'.length))");
+    let name = name.as_str().expect("a name").to_owned();
+    let disabled = format!("document.querySelector({:?}).disabled", test("cutover-button"));
+    what_was_not_verified_has_to_be_confirmed(&mut browser, &name, &disabled);
     browser.click(&test("verify-open"));
     for (side, at) in [("source", &from), ("target", &to)] {
-        browser.fill(&format!("dialog {}", test(side)), &format!("redis://mover@{at}"));
+        // The user is known from the sync; the password is nowhere.
+        let field = format!("document.querySelector({:?}).value", format!("dialog {}", test(side)));
+        assert_eq!(browser.eval(&field), format!("redis://mover@{at}"));
         browser.fill(&format!("dialog {}", test(&format!("{side}-password"))), "a-secret-of-the-mover");
     }
     browser.click(&test("verify-button"));
@@ -196,16 +203,28 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     let rehearsed = done("rehearse");
     rehearse(&mut browser, "rehearse-button", &rehearsed);
     picture(&mut browser, "migration");
+    let job = opened.get(&format!("/jobs/{name}"));
+    assert_eq!(job["job"]["begun_by"], "token administer (console)", "{job}");
+    assert_eq!(job["remembered"]["rehearsal"]["who"], "administer", "{job}");
+    // What was found out is there when the page is loaded again.
+    browser.eval("location.reload()");
+    let steps = ["assess", "verify", "rehearse"].map(done);
+    browser.wait_for(&steps.map(|step| format!("({step})")).join(" && "));
+    let sync = "[...document.querySelectorAll('[data-test=\"step-sync\"] [data-test=\"command\"]')]";
+    let command = browser.eval(&format!("{sync}.map(e => e.textContent).join()"));
+    let expected = format!("whimbrel sync redis://mover@{from} redis://mover@{to} --mirror");
+    assert_eq!(command, expected);
     browser.click(&test("cutover-open"));
-    let name = browser.eval("decodeURIComponent(location.hash.slice('#/migrations/'.length))");
-    let name = name.as_str().expect("a name").to_owned();
     browser.fill(&test("cutover-confirm"), "another");
-    let disabled = format!("document.querySelector({:?}).disabled", test("cutover-button"));
     assert_eq!(browser.eval(&disabled), true);
     browser.fill(&test("cutover-confirm"), &name);
     browser.click(&test("cutover-button"));
     browser.wait_within(&done("cutover"), PATIENCE);
     let later = writers.stop();
+    // Who comes too late with another order is told what became of the job.
+    let what = format!("POST /api/v1/jobs/{name}/cancel");
+    let late = opened.ask("administer", &what, Some(&json!({"confirm": name})));
+    assert_eq!((late.status, late.body.contains("cut over")), (409, true), "{}", late.body);
     for record in [&record, &later] {
         record.assert_kept(&deployment(&to));
     }
@@ -225,6 +244,9 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     browser.fill(&test("cutover-confirm"), &back);
     browser.click(&test("cutover-button"));
     browser.wait_within(&done("back"), PATIENCE);
+    browser.wait_for_text(&test("step-back"), "stays fenced");
+    browser.wait_for_text(&test("unfence"), &format!("whimbrel unfence redis://mover@{to}"));
+    picture(&mut browser, "rolled-back");
     let mut here = source.connection();
     let after: String = redis::cmd("GET").arg("after").query(&mut here).expect("it is there");
     assert_eq!(after, "the cutover");
@@ -232,8 +254,35 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
     let orders = opened.get("/audit")["entries"].to_string();
     assert!(!orders.contains("a-secret-of-the-mover"), "{orders}");
+    orders_are_shown_in_words(&mut browser);
     for order in ["assess", "begin", "cutover, as a dry run", "\"cutover\""] {
         assert!(orders.contains(order), "{order} is not in {orders}");
+    }
+}
+
+/// Who cuts over without a comparison and a rehearsal says so, besides typing the name.
+#[track_caller]
+fn what_was_not_verified_has_to_be_confirmed(browser: &mut Browser, name: &str, disabled: &str) {
+    browser.click(&test("cutover-open"));
+    browser.fill(&test("cutover-confirm"), name);
+    assert_eq!(browser.eval(disabled), true, "nothing was verified");
+    picture(browser, "unverified");
+    browser.click(&test("cutover-unverified"));
+    browser.click(&test("cutover-unrehearsed"));
+    browser.wait_for(&format!("!{disabled}"));
+    browser.press("Escape");
+    browser.wait_for(&format!("{} === 0", number("cutover-dialog")));
+}
+
+/// The audit log has a row for each order, with its result, and no JSON.
+#[track_caller]
+fn orders_are_shown_in_words(browser: &mut Browser) {
+    browser.click(&test("nav-audit"));
+    browser.wait_for(&format!("{} > 5", number("audit-row")));
+    picture(browser, "audit");
+    let rows = format!("[...document.querySelectorAll({:?})]", test("audit-row"));
+    for odd in [r#"[{}"]"#, "no result yet"] {
+        assert_eq!(browser.eval(&format!("{rows}.some(row => /{odd}/.test(row.innerText))")), false, "{odd}");
     }
 }
 
@@ -287,6 +336,47 @@ fn a_drain_is_cancelled_half_way() {
     scene.assert_kept(&record);
     record.observed.assert_only_moved();
     scene.assert_unchanged(&before);
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+/// The node that hangs is the one that the daemon was told: it answers nothing and closes nothing.
+#[test]
+fn a_node_that_hangs_hides_none_of_the_others() {
+    let layout = [vec![0..=5_999], vec![6_000..=11_999], vec![12_000..=16_383]];
+    let scene = Scene::of(Engine::Redis70, 0, &layout).start();
+    let opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "look");
+    let probe = |node: usize| {
+        let row = format!("[data-id=\"{}\"]", scene.cluster.node_id(node));
+        format!("document.querySelector('{row} td[data-cell=\"probe\"]').innerText")
+    };
+    let measured = |node: usize| format!("/[0-9] m?s$/.test({}) && !/no answer/.test({0})", probe(node));
+    for node in 0..3 {
+        browser.wait_for(&measured(node));
+    }
+    scene.cluster.nodes()[0].suspend().expect("stopped");
+    browser.wait_for(&format!("/no answer for/.test({})", probe(0)));
+    browser.wait_for_text(&test("silent"), "no answer for");
+    for node in 1..3 {
+        browser.wait_for(&measured(node));
+    }
+    // What others say goes on being read, also by those who ask once.
+    let read = |opened: &Opened| opened.get("/cluster")["read_ms"].as_u64().expect("a moment");
+    let first = read(&opened);
+    let until = std::time::Instant::now() + PATIENCE;
+    while read(&opened) == first {
+        assert!(std::time::Instant::now() < until, "it is not read again");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let cluster = opened.get("/cluster");
+    let shards = cluster["shards"].as_array().expect("shards");
+    let silent = shards.iter().find(|shard| shard["answers"] == false).expect("one is silent");
+    assert_eq!(silent["slots"], "0-5999", "others say what it has: {silent}");
+    assert!(silent["silent_since_ms"].as_u64() < cluster["now_ms"].as_u64(), "{cluster}");
+    picture(&mut browser, "hanging");
+    scene.cluster.nodes()[0].resume().expect("it goes on");
+    browser.wait_for(&measured(0));
+    browser.wait_for(&format!("[...document.querySelectorAll({:?})].every(e => e.hidden)", test("silent")));
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
 

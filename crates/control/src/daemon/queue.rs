@@ -29,7 +29,7 @@ use crate::clock::now_s;
 use crate::job::View;
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
 use crate::steering::Request;
-use crate::store::{Entry, Status, Store};
+use crate::store::{Entry, Origin, Status, Store};
 use crate::strangers::{self, Own, Wanted};
 use crate::topology::Topology;
 
@@ -383,6 +383,30 @@ impl Queue {
         Ok(counts)
     }
 
+    /// [`Jobs::submit`], for somebody else than this process's user.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn submit_for(&self, moves: Vec<Move>, origin: &Origin) -> Result<Vec<String>> {
+        let _intake = self.intake.lock().await;
+        if self.lock().waiting.len() + moves.len() > WAITING_MAX {
+            return Err(Error::own("take in jobs", format!("more than {WAITING_MAX} would wait")));
+        }
+        let own = self.own().await?;
+        if let Some(slot) = moves.iter().find_map(|m| m.slots.intersection(&own.slots).iter().next()) {
+            return Err(Error::own("take in jobs", format!("slot {slot} is part of another one")));
+        }
+        strangers::refuse(&self.deployment, &Wanted::of(&moves), &own).await?;
+        let counts = self.count(&moves, &self.view().await?).await?;
+        let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
+        let (store, deployment, settings) = (&self.store, &self.deployment, &self.settings);
+        let ready = service::prepare_for(store, deployment, &moves, settings, keys_of, origin).await?;
+        let names = ready.iter().map(|ready| ready.task.id().to_string()).collect();
+        self.lock().waiting.extend(ready);
+        self.arrival.notify_one();
+        Ok(names)
+    }
+
     /// Cancels a job that runs here or waits for its turn, or takes out one that has not begun. `None` where
     /// the process that runs it has to be asked.
     fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Withdrawn> {
@@ -470,22 +494,7 @@ impl Jobs for Queue {
     }
 
     async fn submit(&self, moves: Vec<Move>) -> Result<Vec<String>> {
-        let _intake = self.intake.lock().await;
-        if self.lock().waiting.len() + moves.len() > WAITING_MAX {
-            return Err(Error::own("take in jobs", format!("more than {WAITING_MAX} would wait")));
-        }
-        let own = self.own().await?;
-        if let Some(slot) = moves.iter().find_map(|m| m.slots.intersection(&own.slots).iter().next()) {
-            return Err(Error::own("take in jobs", format!("slot {slot} is part of another one")));
-        }
-        strangers::refuse(&self.deployment, &Wanted::of(&moves), &own).await?;
-        let counts = self.count(&moves, &self.view().await?).await?;
-        let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
-        let ready = service::prepare(&self.store, &self.deployment, &moves, &self.settings, keys_of).await?;
-        let names = ready.iter().map(|ready| ready.task.id().to_string()).collect();
-        self.lock().waiting.extend(ready);
-        self.arrival.notify_one();
-        Ok(names)
+        self.submit_for(moves, &Origin::default()).await
     }
 
     async fn list(&self) -> Result<Vec<JobView>> {

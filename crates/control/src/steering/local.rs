@@ -18,6 +18,7 @@ use whimbrel_flow::sync::{Ask, CutoverOptions};
 use super::attended::{Attended, How};
 use super::protocol::{Refusal, Request, Standing, Steered, Why};
 use super::schedule::Schedule;
+use crate::again;
 use crate::clock::now_s;
 use crate::hooks::JobHooks;
 use crate::store::{Kind, Status, Store};
@@ -227,7 +228,12 @@ pub fn beginning(
     is_resumed: bool,
 ) -> Status {
     let at = |side: &Deployment| side.endpoint.address.to_string();
-    beginning_at(store, job, (at(source), at(target)), again.unwrap_or_default(), is_resumed)
+    let again = again.map(|words| again::by_url(words, [&source.endpoint, &target.endpoint]));
+    Status {
+        source_url: source.endpoint.url(source.endpoint.db),
+        target_url: target.endpoint.url(target.endpoint.db),
+        ..beginning_at(store, job, (at(source), at(target)), again.unwrap_or_default(), is_resumed)
+    }
 }
 
 /// Likewise, by the addresses of both sides.

@@ -29,7 +29,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
 
-pub use self::status::{CUT_OVER, Entry, FAILED, Kind, Status};
+pub use self::status::{BEGUN_BY, CUT_OVER, Entry, FAILED, Kind, Origin, Status};
 pub use self::trace::{Event, HookEnd, What};
 use crate::clock::now_s;
 use crate::socket::is_served;
@@ -165,6 +165,12 @@ impl Store {
         }
     }
 
+    /// The job of this name among these; else how the last run of it ended, which is kept under another name.
+    pub fn of_name<T>(all: Vec<T>, status: impl Fn(&T) -> &Status, name: &str) -> Option<T> {
+        let runs = all.into_iter().filter(|one| status(one).is_run_of(name));
+        runs.max_by_key(|one| (status(one).id == name, status(one).created_s))
+    }
+
     /// How a job stood when that was last written down; `None` where it never was.
     pub fn find(&self, id: &str) -> Option<Status> {
         serde_json::from_str(&std::fs::read_to_string(self.path(id, "json")).ok()?).ok()
@@ -208,6 +214,7 @@ impl Store {
         };
         let journal = self.journal(&id, documents);
         let saved = journal.read("status").ok().flatten().and_then(|text| serde_json::from_str(&text).ok());
+        let saved = saved.map(|saved: Status| saved.with_origin_of(Some(&published)));
         Entry { status: saved.unwrap_or(published), running: false }
     }
 
@@ -226,8 +233,12 @@ impl Store {
         let publish = || {
             std::fs::create_dir_all(&self.folder)?;
             let before = self.find(&status.id);
-            write_whole(&self.path(&status.id, "json"), status)?;
-            trace::note(&self.path(&status.id, "events"), before.as_ref(), status)
+            let mut status = status.clone().with_origin_of(before.as_ref());
+            if before.as_ref().is_none_or(|before| before.created_s != status.created_s) {
+                status.origin.begun_by = status.origin.begun_by.or_else(status::begun_by);
+            }
+            write_whole(&self.path(&status.id, "json"), &status)?;
+            trace::note(&self.path(&status.id, "events"), before.as_ref(), &status)
         };
         if let Err(error) = publish() {
             tracing::warn!(%error, "the job's status could not be written");
@@ -236,7 +247,7 @@ impl Store {
 
     /// Notes that another process goes on with a job. Nothing depends on it, so a failure is no error.
     pub fn note_resumed(&self, id: &str) {
-        self.note(id, What::Resumed { by: trace::user() });
+        self.note(id, What::Resumed { by: status::begun_by().unwrap_or_else(trace::user) });
     }
 
     /// Notes that something has happened to a job. Nothing depends on it, so a failure is no error.
@@ -523,6 +534,54 @@ mod tests {
         let listed = store.list().expect("listed");
         assert_eq!(listed.len(), ENDED_MAX, "the oldest are forgotten");
         assert!(!listed.iter().any(|entry| entry.status.id == "copy-1-11"));
+    }
+
+    /// Who had it begun is known to the end, also where what writes its standing down does not know it.
+    #[test]
+    fn who_had_a_job_begun_is_kept() {
+        let (_folder, store) = store();
+        let (begun_by, plan) = (Some("token alice (console)".to_owned()), Some("p1".to_owned()));
+        let origin = Origin { begun_by, plan };
+        let updated_s = now_s();
+        let plain = Status { id: "m-1".to_owned(), created_s: 7, updated_s, ..Status::default() };
+        store.publish(&Status { origin: origin.clone(), ..plain.clone() });
+        store.publish(&plain);
+        let by = |id: &str| store.events(id).first().map(|event| event.what.to_string());
+        assert_eq!(by("m-1").as_deref(), Some("begun by token alice (console)"));
+        assert_eq!(store.find("m-1").expect("there").origin, origin);
+        let name = store.end(&Status { ended: true, ..plain.clone() });
+        assert_eq!(store.find(&name).expect("kept").origin, origin);
+        // The next run of the same name is somebody else's.
+        store.publish(&Status { created_s: 8, ..plain });
+        assert_eq!(store.find("m-1").expect("there").origin, Origin::default());
+    }
+
+    #[test]
+    fn a_run_that_has_ended_is_found_by_the_name_that_it_had() {
+        let (_folder, store) = store();
+        let run = |created_s: u64| Status {
+            id: "sync-1".to_owned(),
+            kind: Kind::Sync,
+            created_s,
+            updated_s: now_s(),
+            ended: true,
+            ..Status::default()
+        };
+        let find = |name: &str| {
+            let all = store.list().expect("listed");
+            Store::of_name(all, |entry| &entry.status, name).map(|entry| entry.status.id)
+        };
+        store.end(&run(17));
+        let last = store.end(&run(18));
+        let other = Status { id: "sync-1-other".to_owned(), ..run(19) };
+        store.publish(&other);
+        assert_eq!(find("sync-1"), Some(last.clone()));
+        assert_eq!(find(&last), Some(last));
+        assert_eq!(find("sync-1-other").as_deref(), Some("sync-1-other"));
+        assert_eq!(find("sync"), None);
+        store.publish(&Status { ended: false, kind: Kind::Front, ..run(3) });
+        std::fs::write(store.state_dir().join("sync-1.journal"), "").expect("written");
+        assert_eq!(find("sync-1").as_deref(), Some("sync-1"), "the one that is there comes first");
     }
 
     /// One whose process was killed is listed while there is something to go on with.

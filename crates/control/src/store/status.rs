@@ -113,6 +113,40 @@ pub struct Status {
     /// Where it listens, for one that serves clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
+    /// How to name the source again, where its address is not enough: with user, TLS and database, and
+    /// without a password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_url: Option<String>,
+    /// The target, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_url: Option<String>,
+    /// Who had it begun.
+    #[serde(default, flatten)]
+    pub origin: Origin,
+}
+
+/// Who had a job begun, where that is not the user of its process. It stays as it was when the job was
+/// written down first.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Origin {
+    /// In words: `token NAME (console)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun_by: Option<String>,
+    /// The plan of which it is a part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<String>,
+}
+
+/// What tells a process on whose behalf it runs a job: in words, for people.
+pub const BEGUN_BY: &str = "WHIMBREL_BEGUN_BY";
+
+/// The longest that is kept of it, in characters.
+const BEGUN_BY_MAX: usize = 100;
+
+/// On whose behalf this process runs jobs, where that was told.
+pub(super) fn begun_by() -> Option<String> {
+    let told = std::env::var(BEGUN_BY).ok().filter(|told| !told.is_empty())?;
+    Some(told.chars().filter(|c| !c.is_control()).take(BEGUN_BY_MAX).collect())
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -150,6 +184,34 @@ fn slots_in(ranges: &str) -> usize {
 }
 
 impl Status {
+    /// The same, begun by those that are `known` where it does not say itself. Another run of the same name
+    /// is none of theirs.
+    #[must_use]
+    pub(crate) fn with_origin_of(mut self, known: Option<&Status>) -> Status {
+        if let Some(known) = known.filter(|known| known.created_s == self.created_s) {
+            let Origin { begun_by, plan } = &known.origin;
+            self.origin.begun_by = self.origin.begun_by.or_else(|| begun_by.clone());
+            self.origin.plan = self.origin.plan.or_else(|| plan.clone());
+        }
+        self
+    }
+
+    /// The name under which it is kept once it has ended, where its next run has the same as this one.
+    pub(crate) fn kept_as(&self) -> String {
+        format!("{}-{:x}", self.id, self.created_s)
+    }
+
+    /// The name that it had while it ran, of one that is kept under another name since it ended.
+    pub fn run_of(&self) -> Option<&str> {
+        let name = self.id.strip_suffix(&format!("-{:x}", self.created_s))?;
+        self.ended.then_some(name)
+    }
+
+    /// Whether this is the job `name`, or how a run of it ended.
+    pub fn is_run_of(&self, name: &str) -> bool {
+        self.id == name || self.run_of() == Some(name)
+    }
+
     /// What people call it.
     pub fn label(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.id)

@@ -186,7 +186,7 @@ fn between(before: Option<&Status>, now: &Status) -> Vec<What> {
     let begins = Status::default();
     let known = before.unwrap_or(&begins);
     if before.is_none() {
-        events.push(What::Begun { by: user() });
+        events.push(What::Begun { by: now.origin.begun_by.clone().unwrap_or_else(user) });
     }
     if known.rates != now.rates {
         events.push(What::Steered { rates: now.rates });

@@ -1,11 +1,13 @@
 //! Every node's own word, gathered at about the same time.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use whimbrel_core::cluster::{self, Cluster, KeyCounts, Owners, Role, State};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
@@ -15,7 +17,7 @@ use super::counts::key_counts;
 use super::view::{ClusterView, Node};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
-use crate::error::{Code, Error, Result, ServerError};
+use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::link::{Link, LinkOptions};
 use crate::probe::{Info, ServerFacts};
 
@@ -27,6 +29,9 @@ const ROUNDS_MAX: usize = 3;
 
 /// How long to try to connect to a node that the others have found failing.
 const FAILING_CONNECT_TIMEOUT_MS: u64 = 1_000;
+
+/// Where the first node takes longer than this, another one is asked for the list of nodes as well.
+const ASK_ANOTHER_AFTER: Duration = Duration::from_millis(300);
 
 /// Most bytes of a `CLIENT LIST`: about 100,000 connections.
 const CLIENT_LIST_BYTES_MAX: u64 = 64 << 20;
@@ -249,6 +254,29 @@ impl Survey {
     /// Likewise.
     pub async fn take_with(deployment: &Deployment, what: SurveyOptions) -> Result<Survey> {
         let first = first_view(deployment).await?;
+        Survey::take_from(first, deployment, what, None).await
+    }
+
+    /// [`Survey::take_with`], where a node that has not answered `within` this time counts as silent: those
+    /// that answer do not wait for it.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn take_within(
+        deployment: &Deployment,
+        what: SurveyOptions,
+        within: Duration,
+    ) -> Result<Survey> {
+        let first = first_view_within(deployment, within).await?;
+        Survey::take_from(first, deployment, what, Some(within)).await
+    }
+
+    async fn take_from(
+        first: ClusterView,
+        deployment: &Deployment,
+        what: SurveyOptions,
+        within: Option<Duration>,
+    ) -> Result<Survey> {
         let mut told: BTreeMap<NodeId, Node> = BTreeMap::new();
         let mut answers: BTreeMap<NodeId, std::result::Result<NodeState, String>> = BTreeMap::new();
         let mut waiting: VecDeque<Node> = VecDeque::new();
@@ -262,7 +290,11 @@ impl Survey {
                 {
                     let (endpoint, options) = (deployment.endpoint.clone(), deployment.options);
                     running.spawn(async move {
-                        let answer = interview(&endpoint, &node, options, what).await;
+                        let asking = interview(&endpoint, &node, options, what);
+                        let answer = match within {
+                            Some(within) => in_time(asking, &endpoint, &node.address, within).await,
+                            None => asking.await,
+                        };
                         (node.id, answer)
                     });
                 }
@@ -372,14 +404,62 @@ fn add_node(node: Node, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDequ
     }
 }
 
-/// The view of the first node that has one, beginning with the one that the user named.
-async fn first_view(deployment: &Deployment) -> Result<ClusterView> {
+/// The node that the user named, and all others that are known, primaries first.
+fn candidates(deployment: &Deployment) -> Vec<Address> {
     let topology = deployment.topology();
     let mut candidates = vec![deployment.endpoint.address.clone()];
     candidates.extend(topology.shards.iter().map(|s| s.primary.clone()));
     candidates.extend(topology.shards.iter().flat_map(|s| s.replicas.iter().cloned()));
+    let mut seen = BTreeSet::new();
+    candidates.retain(|address| seen.insert(address.to_string()));
+    candidates
+}
+
+/// What does not answer in time is no answer.
+async fn in_time<T>(
+    asking: impl Future<Output = Result<T>>,
+    endpoint: &Endpoint,
+    address: &Address,
+    within: Duration,
+) -> Result<T> {
+    timeout(within, asking).await.unwrap_or_else(|_| {
+        let kind = ErrorKind::Timeout(u64::try_from(within.as_millis()).unwrap_or(u64::MAX));
+        Err(Error::new(endpoint.side, address.to_string(), "ask the node", kind))
+    })
+}
+
+/// The view of the node that answers first. Others are asked as well where one takes long.
+async fn first_view_within(deployment: &Deployment, within: Duration) -> Result<ClusterView> {
+    let mut waiting: VecDeque<Address> = candidates(deployment).into();
+    let (mut asked, mut failure) = (JoinSet::new(), None);
+    loop {
+        if let Some(address) = waiting.pop_front() {
+            let (endpoint, options) =
+                (deployment.endpoint.clone(), LinkOptions { db: 0, ..deployment.options });
+            asked.spawn(async move {
+                let asking =
+                    async { ClusterView::ask(&mut Link::open(&endpoint, &address, options).await?).await };
+                in_time(asking, &endpoint, &address, within).await
+            });
+        }
+        let patience = if waiting.is_empty() { within * 2 } else { ASK_ANOTHER_AFTER };
+        match timeout(patience, asked.join_next()).await {
+            Ok(Some(Ok(Ok(view)))) => return Ok(view),
+            Ok(Some(Ok(Err(e)))) => failure = failure.or(Some(e)),
+            Ok(Some(Err(e))) => failure = failure.or(Some(Error::own("ask a node", e))),
+            Ok(None) if waiting.is_empty() => {
+                return Err(failure.unwrap_or_else(|| Error::own("ask the cluster", "no node is known")));
+            }
+            // Another one is asked.
+            Ok(None) | Err(_) => {}
+        }
+    }
+}
+
+/// The view of the first node that has one, beginning with the one that the user named.
+async fn first_view(deployment: &Deployment) -> Result<ClusterView> {
     let mut failure = None;
-    for address in candidates {
+    for address in candidates(deployment) {
         match async { ClusterView::ask(&mut deployment.open(&address, 0).await?).await }.await {
             Ok(view) => return Ok(view),
             // The error of the node that was named says most.
