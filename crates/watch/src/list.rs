@@ -113,7 +113,7 @@ impl List {
             text("ENDED", 5),
             text("STARTED", 6),
         ];
-        let mut table = Table::new(&head, 3);
+        let mut table = Table::new(&head, 7);
         let selected = self.place().unwrap_or(0);
         // The selected one is always seen.
         let first = selected.saturating_sub(rows.saturating_sub(1));
