@@ -37,7 +37,7 @@ impl List {
                 known.map_or_else(|| Watched::new(entry.clone(), now), |place| before.swap_remove(place));
             let job_now = entry.status.clone();
             let standing = (entry.running && answers)
-                .then(|| Standing { job: job_now, details: serde_json::Value::Null });
+                .then_some(Standing { job: job_now, details: serde_json::Value::Null });
             job.note(Looked { entry: Some(entry), standing, events: Vec::new(), has_report: false }, now);
             self.jobs.push(job);
         }

@@ -1,5 +1,5 @@
-//! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon; and what
-//! a person sees of every kind of job, on a terminal with keys.
+//! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon; and
+//! what a person sees of every kind of job, on a terminal with keys.
 
 use std::net::TcpStream;
 use std::thread;
