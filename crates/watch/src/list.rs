@@ -37,7 +37,7 @@ impl List {
                 known.map_or_else(|| Watched::new(entry.clone(), now), |place| before.swap_remove(place));
             let job_now = entry.status.clone();
             let standing = (entry.running && answers)
-                .then(|| Standing { job: job_now, details: serde_json::Value::Null });
+                .then_some(Standing { job: job_now, details: serde_json::Value::Null });
             job.note(Looked { entry: Some(entry), standing, events: Vec::new(), has_report: false }, now);
             self.jobs.push(job);
         }
@@ -113,7 +113,7 @@ impl List {
             text("ENDED", 5),
             text("STARTED", 6),
         ];
-        let mut table = Table::new(&head, 3);
+        let mut table = Table::new(&head, 7);
         let selected = self.place().unwrap_or(0);
         // The selected one is always seen.
         let first = selected.saturating_sub(rows.saturating_sub(1));

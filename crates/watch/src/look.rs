@@ -27,7 +27,7 @@ pub(crate) struct Looked {
 }
 
 /// Looks at a job once.
-pub(crate) async fn look(jobs: &Jobs, status: &Status) -> Looked {
+pub(crate) async fn poll(jobs: &Jobs, status: &Status) -> Looked {
     let Some(mut entry) = jobs.now_of(status) else {
         return Looked { entry: None, standing: None, events: Vec::new(), has_report: false };
     };
@@ -74,7 +74,7 @@ impl Looking {
         task.spawn(async move {
             loop {
                 let sight = match &job {
-                    Some(status) => look(&jobs, status).await.into(),
+                    Some(status) => poll(&jobs, status).await.into(),
                     None => Sight::All(match jobs.all() {
                         Ok(entries) => Ok(jobs.as_they_are(entries).await),
                         Err(error) => Err(error),

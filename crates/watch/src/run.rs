@@ -24,7 +24,7 @@ use crate::app::{Action, App};
 use crate::card;
 use crate::job::{GoesOn, last_words, page};
 use crate::list::{List, chosen};
-use crate::look::{Looking, PERIOD, look};
+use crate::look::{Looking, PERIOD, poll};
 use crate::watched::{Moment, Watched};
 
 /// How often the page is drawn where nothing happens: it says how long ago things were heard.
@@ -42,7 +42,8 @@ pub struct Form {
     pub json: bool,
 }
 
-/// Shows a process that tells over HTTP how it stands: a sync, a daemon, a coordinator. Until `stop`, or once.
+/// Shows a process that tells over HTTP how it stands: a sync, a daemon, a coordinator. Until `stop`, or
+/// once.
 ///
 /// # Errors
 /// As [`http::status_at`].
@@ -147,7 +148,7 @@ async fn follow(
     let mut watched = Watched::new(entry, Moment::now());
     let (mut last, mut is_first) = (None, true);
     loop {
-        let looked = look(jobs, watched.status()).await;
+        let looked = poll(jobs, watched.status()).await;
         let said = looked.standing.is_some();
         watched.note(looked, Moment::now());
         let over = watched.over().is_some();
@@ -225,7 +226,7 @@ async fn pressed(
     let mut watched = job.map(|entry| Watched::new(entry, Moment::now()));
     if let Some(job) = &mut watched {
         // Before anything is said of how long ago it was heard.
-        let Some(looked) = stop.run_until_cancelled(look(jobs, job.status())).await else { return Ok(()) };
+        let Some(looked) = stop.run_until_cancelled(poll(jobs, job.status())).await else { return Ok(()) };
         job.note(looked, Moment::now());
     }
     let status = watched.as_ref().map(|job| job.status().clone());

@@ -55,8 +55,6 @@ pub(crate) struct Watched {
     pub has_report: bool,
     /// When its process said how it stands; where it never did, when that was written down.
     pub heard: Moment,
-    /// Whether the last question was answered.
-    answers: bool,
     missed: u32,
     keys: Pace,
     bytes: Pace,
@@ -77,7 +75,6 @@ impl Watched {
             events: Vec::new(),
             has_report: false,
             heard,
-            answers: true,
             missed: 0,
             keys: Pace::default(),
             bytes: Pace::default(),
@@ -94,7 +91,7 @@ impl Watched {
             return;
         };
         (self.missed, self.events, self.has_report) = (0, events, has_report);
-        self.answers = standing.is_some();
+        let answers = standing.is_some();
         match standing {
             Some(standing) => {
                 self.entry = Entry { status: standing.job, running: entry.running };
@@ -109,7 +106,8 @@ impl Watched {
                 self.entry = entry;
             }
         }
-        if !self.answers {
+        // How fast it was before that says nothing about how fast it is afterwards.
+        if !answers || self.status().rates.is_paused() {
             self.keys.forget();
             self.bytes.forget();
             (self.keys_per_s, self.bytes_per_s) = (None, None);

@@ -1,5 +1,5 @@
-//! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon; and what
-//! a person sees of every kind of job, on a terminal with keys.
+//! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon; and
+//! what a person sees of every kind of job, on a terminal with keys.
 
 use std::net::TcpStream;
 use std::thread;
@@ -262,10 +262,10 @@ impl Slow {
     #[track_caller]
     fn start(&self, kind: &str, more: &[&str]) -> Running {
         let (from, to) = (self.source.addr(), self.target.addr());
-        let slowly = ["--state-dir", self.state(), "--rate-keys", "400", "--report", "1"];
+        let slowly = ["--state-dir", self.state(), "--rate-keys", "400", "--report", "1", "--json"];
         let running = Invocation::new(&[&[kind, &from, &to][..], &slowly, more].concat());
         let mut running = running.timeout(PATIENCE).spawn();
-        let progress = if kind == "verify" { "compared" } else { "keys/s" };
+        let progress = if kind == "verify" { "\"verify_progress\"" } else { "\"progress\"" };
         assert!(running.wait_for_text(progress, PATIENCE), "{}{}", running.stdout(), running.stderr());
         running
     }
@@ -436,9 +436,12 @@ fn a_move_of_slots_is_shown_with_percent() {
     let terminal = terminal();
     let mut watch = terminal.start(&["watch", "--state-dir", state], &PLAIN);
     watch.wait_for_page(&["p pause"], &[]);
-    watch.press("cyes\r");
+    watch.press("c");
+    fits(
+        &watch.wait_for_page(&["rolls back the slots that were not handed over yet; 0 of 100"], &["p pause"]),
+    );
+    watch.press("yes\r");
     let shown = watch.expect_code(0);
-    assert!(shown.contains("rolls back the slots that were not handed over yet"), "{shown}");
     assert!(shown.contains("does not run any more: cancelled"), "{shown}");
     running.wait(PATIENCE).expect("it ends").expect_code(130);
     assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0, "nothing has moved");
@@ -465,11 +468,11 @@ fn several_jobs_are_a_list() {
     assert!(nobody.stderr.contains("no job runs"), "{}", nobody.stderr);
     let (from, to) = (place.source.addr(), place.target.addr());
     let _copy = place.start("copy", &["--name", "first"]);
-    let slowly = ["--state-dir", state, "--rate-keys", "400", "--report", "1", "--name", "second"];
+    let slowly = ["--state-dir", state, "--rate-keys", "400", "--report", "1", "--json", "--name", "second"];
     let (one, two) = (other.source.addr(), other.target.addr());
     let args = [&["verify", &one, &two][..], &slowly].concat();
     let mut verify = Invocation::new(&args).timeout(PATIENCE).spawn();
-    assert!(verify.wait_for_text("compared", PATIENCE), "{}{}", verify.stdout(), verify.stderr());
+    assert!(verify.wait_for_text("verify_progress", PATIENCE), "{}{}", verify.stdout(), verify.stderr());
     let terminal = terminal();
     let mut watch = terminal.start(&["watch", "--state-dir", state], &PLAIN);
     let page = watch.wait_for_page(&["2 jobs, of which 2 run", "first", "second", " %", " s "], &[]);
