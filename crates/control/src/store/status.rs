@@ -217,11 +217,6 @@ impl Status {
         self.name.as_deref().unwrap_or(&self.id)
     }
 
-    /// The name under which it is kept once it has ended: its next run has the same of itself.
-    pub(crate) fn kept_as(&self) -> String {
-        format!("{}-{:x}", self.id, self.created_s)
-    }
-
     /// Whether one of its names begins so.
     pub fn is_called(&self, beginning: &str) -> bool {
         [Some(&self.id), self.name.as_ref()].into_iter().flatten().any(|name| name.starts_with(beginning))
