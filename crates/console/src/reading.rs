@@ -11,7 +11,6 @@ use whimbrel_control::daemon::migrations::JobView;
 use whimbrel_control::jobs::Seen;
 use whimbrel_control::pace::Paces;
 use whimbrel_control::store::{Entry, Kind, Status};
-use whimbrel_core::slot::{Slot, SlotSet};
 
 use crate::canaries::Canaries;
 use crate::cluster::Moving;

@@ -408,7 +408,7 @@ async fn cancel_plan(
     PathText(id): PathText,
     Body(wanted): Body<Confirmed>,
 ) -> Answer<Json> {
-    caller.must_be(Ask::Cancel.needs())?;
+    caller.must_be(needed(Ask::Cancel))?;
     let cluster = inner.mover()?.cluster();
     confirmed(wanted.confirm.as_deref(), &cluster)?;
     let work = orders::cancel_plan(inner.clone(), id.clone());
