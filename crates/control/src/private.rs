@@ -4,10 +4,9 @@ use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{AccessFlags, access, geteuid};
+use nix::unistd::geteuid;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 
@@ -32,20 +31,20 @@ pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The same for jobs, which write there: also that this is possible, as far as it can be known without doing
-/// it.
+/// The same for jobs, which write there: also that this is possible: a file is made and removed there,
+/// or where the folder would be.
 ///
 /// # Errors
 /// As [`state_dir`]; `Own` where nothing can be written there.
 pub fn job_dir(named: Option<&Path>) -> Result<PathBuf> {
     let folder = state_dir(named)?;
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
-    let outcome = match there.is_dir() {
-        true => access(there, AccessFlags::W_OK | AccessFlags::X_OK),
-        false => Err(Errno::ENOTDIR),
-    };
+    // Rights alone do not tell: not of a file system that takes nothing.
+    let trial = there.join(format!(".whimbrel-{}", std::process::id()));
+    let made = File::options().write(true).create_new(true).mode(0o600).open(&trial);
+    let outcome = made.and_then(|_| std::fs::remove_file(&trial));
     outcome.map_err(|e| {
-        let what = format!("the state folder {} cannot be used: {}", folder.display(), e.desc());
+        let what = format!("the state folder {} cannot be used: {e}", folder.display());
         Error::own(format!("write to {}", there.display()), what).with_remedy(Remedy::ChooseStateDir(""))
     })?;
     Ok(folder)

@@ -205,7 +205,7 @@ fn steered(status: &Status, events: &[Event], has_keys: bool) -> Vec<String> {
         let is_end = |event: &Event| matches!(event.what, What::Steered { rates } if !rates.paused);
         let pauses = events.iter().rev().take_while(|event| !is_end(event)).filter(is_pause);
         let since = pauses.last().map_or_else(String::new, |event| format!(" since {}", clock(event.at_s)));
-        let how = if has_keys { "; p has it go on" } else { "; whimbrel jobs resume has it go on" };
+        let how = if has_keys { "; p resumes it" } else { "; whimbrel jobs resume resumes it" };
         lines.push(format!("paused   by order{since}{how}"));
     } else if let Some(words) = rates.pause_in_words() {
         lines.push(format!("paused   {words}: its keys move at certain times of the day only"));
@@ -227,7 +227,7 @@ fn ended(watched: &Watched, goes_on: Option<&str>) -> Vec<String> {
         Some(Over::Interrupted) => vec![match (goes_on, status.kind) {
             (Some(command), Kind::Move) => format!("goes on  {command}"),
             (Some(command), _) => {
-                format!("goes on  {command}, with its users, passwords and other options")
+                format!("goes on  with its users, passwords and other options: {command}")
             }
             (None, _) => "goes on  not at all: start it again".to_owned(),
         }],
@@ -304,7 +304,10 @@ fn latest(events: &[Event], room: usize, screen: Screen) -> Vec<String> {
         }
         lines.splice(0..0, shown);
     }
-    if let Some(first) = lines.first_mut() {
+    // On a screen that is too narrow for it there is no label.
+    if let Some(first) = lines.first_mut()
+        && first.starts_with("         ")
+    {
         first.replace_range(..9, "events   ");
     }
     lines
@@ -397,6 +400,10 @@ mod tests {
                 assert!(!page.contains('\u{1b}'), "{page}");
                 assert!(page.lines().last().is_some_and(|line| line.ends_with("q quit")), "{page}");
             }
+            for width in 1..50 {
+                // Words are broken where they must be, and nothing else.
+                let _ = (shown(&watched, now, width), page(&watched, None, now, screen(width), None));
+            }
             let page = shown(&watched, now, 80);
             let own: &[&str] = match kind {
                 Kind::Copy => &["written  4,200 keys, 2.0 KiB", "1 skipped, 2 failed", "c cancel"],
@@ -471,7 +478,7 @@ mod tests {
         };
         watched.events = vec![steered(1, true), steered(2, false), steered(61, true)];
         let page = shown(&watched, now, 80);
-        assert!(page.contains("paused   by order since 16:01:01Z; p has it go on"), "{page}");
+        assert!(page.contains("paused   by order since 16:01:01Z; p resumes it"), "{page}");
         assert!(page.contains("p resume") && page.contains("no ETA while it is paused"), "{page}");
         assert!(!page.contains("limits"), "{page}");
     }

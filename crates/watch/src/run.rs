@@ -155,7 +155,7 @@ async fn follow(
         if form.once && !over && !said {
             let what = format!("{} is stopped or hangs: it does not answer", watched.status().label());
             return Err(Error::own("watch the job", what).with_remedy(
-                "see what the process does that runs it: SIGCONT has one go on that was stopped",
+                "see what the process does that runs it: SIGCONT resumes one that was stopped",
             ));
         }
         // What has ended before is shown as well.
@@ -235,6 +235,8 @@ async fn pressed(
     let mut orders: JoinSet<String> = JoinSet::new();
     let mut keyboard = Keyboard::open().map_err(fail)?;
     let mut suspended = signal(SignalKind::from_raw(SIGTSTP)).map_err(fail)?;
+    // Who has gone sees nothing any more, but the terminal may go on.
+    let mut hung_up = signal(SignalKind::hangup()).map_err(fail)?;
     let mut resized = signal(SignalKind::window_change()).map_err(fail)?;
     let mut drawn = tokio::time::interval(DRAWN_EVERY);
     let has_ended = loop {
@@ -248,24 +250,31 @@ async fn pressed(
                 app.answered(told.unwrap_or_else(|_| "the question was broken off".to_owned()));
             }
             keys = keyboard.keys() => {
-                let mut actions = keys.map_err(fail)?.into_iter().map(|key| app.press(key, Moment::now()));
-                let actions: Vec<Action> = actions.by_ref().collect();
-                if actions.contains(&Action::Quit) {
-                    break false;
-                }
-                for action in actions {
+                let mut quits = false;
+                for key in keys.map_err(fail)? {
+                    // At once: an order is for the job that is shown when its key is pressed.
+                    let (asked, action) = (app.is_typing(), app.press(key, Moment::now()));
                     match action {
-                        Action::None | Action::Quit => {}
+                        Action::None if app.is_typing() == asked => continue,
+                        Action::None => {}
+                        Action::Quit => quits = true,
                         Action::Open(status) => looking = Looking::at(jobs.clone(), Some(*status)),
                         Action::Back => looking = Looking::at(jobs.clone(), None),
                         Action::Order(ask) => {
                             if let Some(job) = app.job() {
                                 orders.spawn(order(jobs.clone(), job.entry.clone(), ask));
                             }
+                            continue;
                         }
                     }
+                    // What was typed before a page or a question was seen is not meant for it.
+                    break;
+                }
+                if quits {
+                    break false;
                 }
             }
+            _ = hung_up.recv() => break false,
             _ = suspended.recv() => keyboard.suspend().map_err(fail)?,
             _ = resized.recv() => {}
             _ = drawn.tick() => {}
@@ -305,7 +314,7 @@ async fn order(jobs: Arc<Jobs>, entry: Entry, ask: Ask) -> String {
     let outcome = match ask {
         Ask::Pause => service::ask(store, id, Request::Pause, "pause")
             .await
-            .map(|_| "paused: no more keys move until p has it go on".to_owned()),
+            .map(|_| "paused: no more keys move until p resumes it".to_owned()),
         Ask::Resume => {
             service::ask(store, id, Request::Resume, "resume").await.map(|_| "its keys move again".to_owned())
         }

@@ -321,7 +321,12 @@ fn a_copy_is_watched_paused_and_cancelled_by_keys() {
     watch.press("y\r");
     watch.wait_for_page(&["not cancelled", "p pause"], &["Type yes"]);
     assert!(copy.is_running());
+    // What was typed before the question stood there is no answer to it.
     watch.press("cyes\r");
+    watch.wait_for_page(&["Type yes"], &["p pause"]);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(copy.is_running(), "it took an answer from before");
+    watch.press("yes\r");
     let shown = watch.expect_code(0);
     let (_, last) = shown.rsplit_once("ended    ").expect("it says how it ended");
     assert!(last.contains("nightly does not run any more: cancelled"), "{shown}");

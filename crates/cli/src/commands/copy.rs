@@ -137,7 +137,9 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let again = again::of_description(Kind::Copy, &description);
     let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes)
         .named(args.job.name.as_ref())
-        .going_on_with("between", args.limits.between);
+        .going_on_with("between", args.limits.between)
+        .going_on_at(&args.limits.change())
+        .going_on_switched("verify", args.verify);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);

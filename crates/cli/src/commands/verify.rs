@@ -42,6 +42,12 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let hooks = args.job.hooks.settings(Kind::Verify)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     verify::check_comparable(&source).and(verify::check_comparable(&target))?;
+    let limits = RateChange {
+        keys: args.rate_keys,
+        max_latency_ms: args.max_latency,
+        times: args.between.map(Times::Between),
+        ..RateChange::default()
+    };
     let options = VerifyOptions {
         depth: match args.depth {
             Depth::Counts => verify::Depth::Counts,
@@ -58,12 +64,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         differences_max: args.list,
         from_replica: args.from_replicas,
         check_extra: !args.ignore_extra,
-        rates: Rates::of(RateChange {
-            keys: args.rate_keys,
-            max_latency_ms: args.max_latency,
-            times: args.between.map(Times::Between),
-            ..RateChange::default()
-        }),
+        rates: Rates::of(limits),
         ..VerifyOptions::default()
     };
     let record = open_record(args, &options, (&source, &target))?;
@@ -84,7 +85,8 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let begun_with =
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
             .named(args.job.name.as_ref())
-            .going_on_with("between", args.between);
+            .going_on_with("between", args.between)
+            .going_on_at(&limits);
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
     let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);

@@ -18,10 +18,10 @@ pub fn eta(left_ms: Option<u64>) -> String {
 /// What is shown of a job that somebody has paused, or that its servers slow down.
 pub fn paused(rates: &Rates) -> Option<String> {
     let now = rates.now();
-    let how = if now.paused { "resume" } else { "set between=none" };
+    let how = if now.paused { "resume NAME" } else { "set NAME between=none" };
     let paused = now
         .pause_in_words()
-        .map(|words| format!("{}: whimbrel jobs {how} has it go on", words.to_uppercase()));
+        .map(|words| format!("{}; to continue: whimbrel jobs {how}", words.to_uppercase()));
     paused.or_else(|| rates.slowed_in_words())
 }
 

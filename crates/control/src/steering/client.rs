@@ -116,7 +116,7 @@ impl Call<'_> {
 
     fn hangs(&self) -> Error {
         self.fail("it is stopped or hangs: it has not taken the request").with_remedy(
-            "nothing was begun. See what the process does that runs the job: SIGCONT has one go on that was \
+            "nothing was begun. See what the process does that runs the job: SIGCONT resumes one that was \
                 stopped",
         )
     }

@@ -116,9 +116,11 @@ impl LocalJob {
         };
         let now = self.rates.now();
         if let Some(paused) = now.pause_in_words() {
-            let how = if now.paused { "resume" } else { "set NAME between=none" };
+            let job = (self.look)().job;
+            let name = job.label();
+            let how = if now.paused { format!("resume {name}") } else { format!("set {name} between=none") };
             let text = format!(
-                "the sync is {paused}, so what is left would not arrive: whimbrel jobs {how} has it go on"
+                "the sync is {paused}, so what is left would not arrive; to continue: whimbrel jobs {how}"
             );
             return Err(Refusal { why: Why::Refused, text });
         }

@@ -20,6 +20,7 @@ mod trace;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -39,6 +40,9 @@ const FORMAT: &str = "1";
 
 /// Journals above this number are not listed: the folder is not ours alone.
 const JOBS_MAX: usize = 10_000;
+
+/// How long all journals together may be open elsewhere while jobs are listed.
+const LOOKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long it is kept how a job ended, in seconds, and of how many.
 const ENDED_FOR_S: u64 = 30 * 24 * 3600;
@@ -108,8 +112,9 @@ impl Store {
     /// # Errors
     /// `Own` where the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>> {
+        let until = Instant::now() + LOOKED_WITHIN;
         let mut entries: Vec<Entry> =
-            self.published()?.into_iter().filter_map(|status| self.entry_of(status)).collect();
+            self.published()?.into_iter().filter_map(|status| self.entry_of(status, until)).collect();
         entries.sort_by(|a, b| (a.status.created_s, &a.status.id).cmp(&(b.status.created_s, &b.status.id)));
         Ok(entries)
     }
@@ -178,14 +183,14 @@ impl Store {
 
     /// A job of this name, and whether a process runs it; `None` where there is none.
     pub fn entry(&self, id: &str) -> Option<Entry> {
-        self.entry_of(self.find(id)?)
+        self.entry_of(self.find(id)?, Instant::now() + LOOKED_WITHIN)
     }
 
     /// The job with whether a process runs it; `None` for one that is over although nobody could say so.
-    fn entry_of(&self, published: Status) -> Option<Entry> {
+    fn entry_of(&self, published: Status, until: Instant) -> Option<Entry> {
         match published.kind {
             _ if published.ended => Some(Entry { status: published, running: false }),
-            Kind::Move => Some(self.entry_of_journal(published)),
+            Kind::Move => Some(self.entry_of_journal(published, until)),
             kind => {
                 let running = self.is_served(&published.id);
                 let is_over = !running && kind.has_journal() && !self.has_journal(&published.id);
@@ -200,13 +205,13 @@ impl Store {
     }
 
     /// Whether a process has the job open; where none has, what was written down last is what counts.
-    fn entry_of_journal(&self, published: Status) -> Entry {
+    fn entry_of_journal(&self, published: Status, until: Instant) -> Entry {
         let id = published.id.clone();
         if self.is_served(&id) {
             return Entry { status: published, running: true };
         }
         // Others who list jobs have it open for a moment, and so may a process that was just killed.
-        let documents = match RedbDocuments::open_soon(&self.path(&id, "job")) {
+        let documents = match RedbDocuments::open_until(&self.path(&id, "job"), until) {
             Ok(documents) => documents,
             Err(e) => {
                 return Entry { status: published, running: matches!(e, OpenError::InUse) };

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_time;
-use whimbrel_flow::budget::RatesNow;
+use whimbrel_flow::budget::{RateChange, RatesNow};
+use whimbrel_flow::lag::MaxLag;
 
 use crate::naming::{JobName, written};
 
@@ -146,7 +147,12 @@ const BEGUN_BY_MAX: usize = 100;
 /// On whose behalf this process runs jobs, where that was told.
 pub(super) fn begun_by() -> Option<String> {
     let told = std::env::var(BEGUN_BY).ok().filter(|told| !told.is_empty())?;
-    Some(told.chars().filter(|c| !c.is_control()).take(BEGUN_BY_MAX).collect())
+    Some(told.chars().filter(|c| !c.is_control() && !is_unseen(*c)).take(BEGUN_BY_MAX).collect())
+}
+
+/// What changes how text is shown, and is not seen itself: with it one name could look like another.
+fn is_unseen(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -236,6 +242,31 @@ impl Status {
     pub fn going_on_with(mut self, option: &str, value: Option<impl ToString>) -> Status {
         if let Some(value) = value.filter(|_| !self.again.is_empty()) {
             self.again.extend([written(option), value.to_string()]);
+        }
+        self
+    }
+
+    /// The same, whose command that goes on with it has these limits as well.
+    #[must_use]
+    pub fn going_on_at(self, limits: &RateChange) -> Status {
+        let RateChange { keys, bytes, max_latency_ms, max_lag, .. } = limits;
+        self.going_on_with("rate-keys", *keys)
+            .going_on_with("rate-bytes", *bytes)
+            .going_on_with("max-latency", max_latency_ms.map(|ms| format!("{ms}ms")))
+            .going_on_with(
+                "max-lag",
+                max_lag.map(|lag| match lag {
+                    MaxLag::Bytes(bytes) => bytes.to_string(),
+                    MaxLag::Ms(ms) => format!("{ms}ms"),
+                }),
+            )
+    }
+
+    /// The same, whose command that goes on with it has this switch as well, where it `is_on`.
+    #[must_use]
+    pub fn going_on_switched(mut self, switch: &str, is_on: bool) -> Status {
+        if is_on && !self.again.is_empty() {
+            self.again.push(written(switch));
         }
         self
     }

@@ -13,6 +13,7 @@ use crate::remedy::Remedy;
 
 use super::pause::Seal;
 use super::waiting;
+use super::writing::clients_of;
 
 /// Where `readonly-replica` sends a server for its data: the port is reserved, and nobody listens there.
 const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
@@ -115,6 +116,7 @@ impl WriterFence {
                 // Replicas too: one that is promoted has rules of its own.
                 for address in deployment.topology().nodes() {
                     let mut link = deployment.open(address, 0).await?;
+                    refuse_own_user(&mut link, address).await?;
                     users.extend(writers(&mut link, address, &BTreeSet::new()).await?);
                 }
                 if users.is_empty() {
@@ -253,6 +255,24 @@ impl WriterFence {
     pub fn kind(&self) -> FenceKind {
         self.kind
     }
+}
+
+/// Refuses where clients are logged in as our own user: they would go on writing.
+async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
+    let own = link.call(&[b"ACL", b"WHOAMI"]).await?;
+    let own = own.as_str().unwrap_or_default().to_owned();
+    let clients = clients_of(link, &own).await?;
+    let Some(first) = clients.first() else { return Ok(()) };
+    let what = format!(
+        "{} logged in there as whimbrel's own user, {own}, the first of them from {first}: an ACL fence would \
+            not stop them",
+        match clients.len() {
+            1 => "a client is".to_owned(),
+            number => format!("{number} clients are"),
+        }
+    );
+    Err(Error::unfit(link.endpoint().side, address.to_string(), "fence the writers off", what)
+        .with_remedy(Remedy::OwnUserOrChooseFence))
 }
 
 /// The users of one node that may write, but for our own and those who are known.

@@ -46,6 +46,28 @@ pub async fn other_clients(link: &mut Link, known: &[String]) -> Result<Option<u
     Ok(reply.as_str().map(|clients| clients.lines().filter(is_other).count() as u64))
 }
 
+/// Where the clients of a server come from that are logged in as this user, ours excepted: none where ours
+/// cannot be told from others, since this user may not name its connections.
+///
+/// # Errors
+/// As [`Link::call`].
+pub(super) async fn clients_of(link: &mut Link, user: &str) -> Result<Vec<String>> {
+    let reply = link.call(&[b"CLIENT", b"LIST"]).await?;
+    Ok(of_user(reply.as_str().unwrap_or_default(), user))
+}
+
+fn of_user(clients: &str, user: &str) -> Vec<String> {
+    if !clients.lines().any(|line| field(line, "name") == CLIENT_NAME) {
+        return Vec::new();
+    }
+    let is_ours = |line: &str| {
+        let name = field(line, "name");
+        name == CLIENT_NAME || name.starts_with("whimbrel:")
+    };
+    let is_theirs = |line: &&str| is_foreign(line) && !is_ours(line) && field(line, "user") == user;
+    clients.lines().filter(is_theirs).map(|line| field(line, "addr").to_owned()).collect()
+}
+
 fn field<'a>(line: &'a str, name: &str) -> &'a str {
     let fields = line.split(' ').filter_map(|field| field.split_once('='));
     fields.into_iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value)
@@ -75,6 +97,19 @@ fn writing(line: &str, server: &str) -> Option<WritingClient> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_with_our_own_user_are_told_from_us() {
+        let clients = "id=3 addr=10.0.0.1:1 name= flags=N cmd=set user=default\n\
+                       id=4 addr=10.0.0.1:2 name= flags=N cmd=set user=app\n\
+                       id=5 addr=10.0.0.1:3 name=whimbrel flags=N cmd=exec user=default\n\
+                       id=6 addr=10.0.0.1:4 name=whimbrel:job:7 flags=N cmd=ping user=default\n\
+                       id=7 addr=10.0.0.1:5 name= flags=S cmd=replconf user=default\n";
+        assert_eq!(of_user(clients, "default"), ["10.0.0.1:1"]);
+        assert!(of_user(clients, "mover").is_empty());
+        // Where connections cannot be named ours looks like any other.
+        assert!(of_user(&clients.replace("=whimbrel", "="), "default").is_empty());
+    }
 
     #[test]
     fn who_has_just_written_is_told_from_who_reads_rests_or_is_whimbrel() {

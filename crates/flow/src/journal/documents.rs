@@ -110,10 +110,17 @@ impl RedbDocuments {
     /// # Errors
     /// Where it cannot be used, or somebody has had it open for a second.
     pub fn open_soon(path: &Path) -> Result<RedbDocuments, OpenError> {
-        let began = Instant::now();
+        RedbDocuments::open_until(path, Instant::now() + LISTED_WITHIN)
+    }
+
+    /// The same, with this bound instead: it is tried once at least.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn open_until(path: &Path, until: Instant) -> Result<RedbDocuments, OpenError> {
         loop {
             match RedbDocuments::open(path) {
-                Err(OpenError::InUse) if began.elapsed() < LISTED_WITHIN => std::thread::sleep(TRIED_EVERY),
+                Err(OpenError::InUse) if Instant::now() < until => std::thread::sleep(TRIED_EVERY),
                 outcome => return outcome,
             }
         }

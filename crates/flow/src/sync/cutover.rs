@@ -98,6 +98,17 @@ impl Syncer {
             hooks: if options.dry_run { self.planned_hooks(options.fence) } else { Vec::new() },
             ..CutoverReport::of(&fence)
         };
+        if options.reverse && options.fence == FenceKind::Acl {
+            // Only what stands in the way now: who uses the target then is not known.
+            if let Err(e) = WriterFence::plan(&self.shared.target, FenceKind::Acl).await
+                && !e.is_link()
+            {
+                let why = e.problem();
+                report
+                    .notices
+                    .push(format!("as things are a way back with this fence would be refused: {why}"));
+            }
+        }
         if let FenceKind::External { quiet_ms, wait_ms } = options.fence {
             let bounds =
                 QuietWait { quiet: Duration::from_millis(quiet_ms), wait: Duration::from_millis(wait_ms) };

@@ -44,6 +44,8 @@ pub struct Control {
     stages: Arc<Stages>,
     shared: Arc<SessionContext>,
     tasks: Mutex<Tasks>,
+    /// One at a time.
+    rehearsing: Mutex<()>,
 }
 
 /// What moves keys. It ends with this.
@@ -189,6 +191,7 @@ impl Front {
             stages,
             shared,
             tasks: Mutex::new(tasks),
+            rehearsing: Mutex::new(()),
         };
         Ok((front, Arc::new(control)))
     }
@@ -218,48 +221,59 @@ impl Control {
     /// # Errors
     /// As the step itself. What clients do until then can be in its way all the same.
     pub async fn rehearse(&self, step: Step) -> Result<u64> {
-        let tasks = self.tasks.lock().await;
+        // Servers may be slow to answer: real steps do not wait for that.
+        let Ok(_one) = self.rehearsing.try_lock() else {
+            return Err(refuse("rehearse", "another dry run has not ended", "try again when it has"));
+        };
         match step {
             Step::Start => {
-                let servers = self.may_start(&tasks).await?;
+                self.must_forward(&*self.tasks.lock().await)?;
+                let servers = self.servers_to_start().await?;
                 let (mut from, mut to) = (servers.source.link().await?, servers.target.link().await?);
                 same_libraries(&servers.target, functions::different(&mut from, &mut to).await?)?;
                 Ok(servers.keys)
             }
             Step::Reverse => {
-                let (_, servers) = self.may_turn_around(&tasks).await?;
+                let migration = self.must_have_moved(&*self.tasks.lock().await)?;
+                let servers = self.servers_to_turn(&migration).await?;
                 Ok(keyspace(&servers.source).await?.0)
             }
-            Step::Finish => self.may_finish(&tasks).map(|_| 0),
+            Step::Finish => {
+                let Ok(tasks) = self.tasks.try_lock() else { return Err(about_to_move()) };
+                self.may_finish(&tasks).map(|_| 0)
+            }
         }
     }
 
-    /// What keys would be moved with. Changes nothing.
-    async fn may_start(&self, tasks: &Tasks) -> Result<Servers> {
+    /// Refuses to start where keys move or have moved.
+    fn must_forward(&self, tasks: &Tasks) -> Result<()> {
         tasks.must_be_free("start")?;
         match self.stages.migration() {
-            None => {}
-            Some(migration) if migration.is_done() => {
-                return Err(refuse(
-                    "start",
-                    "all keys have moved already",
-                    "end it with whimbrel front finish, or have them move back with whimbrel front reverse",
-                ));
-            }
-            Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
+            None => Ok(()),
+            Some(migration) if migration.is_done() => Err(refuse(
+                "start",
+                "all keys have moved already",
+                "end it with whimbrel front finish, or have them move back with whimbrel front reverse",
+            )),
+            Some(_) => Err(refuse("start", "keys are moving already", "see whimbrel front status")),
         }
+    }
+
+    /// What keys would be moved with from the start. Changes nothing.
+    async fn servers_to_start(&self) -> Result<Servers> {
         let (servers, _) = survey(&self.source, &self.target, self.link, self.scripts_declare_keys).await?;
         first_database_alone(&self.source, servers.other_database)?;
         must_be_empty(&servers.target).await?;
-        // Whether it can be written is better known before clients are stopped.
-        self.state.save(Phase::Forwarding.into())?;
         Ok(servers)
     }
 
     async fn begin(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
-        let servers = self.may_start(&tasks).await?;
+        self.must_forward(&tasks)?;
+        let servers = self.servers_to_start().await?;
+        // Whether it can be written is better known before clients are stopped.
+        self.state.save(Phase::Forwarding.into())?;
         let (migration, moves) = MigrationState::new(servers, 0, self.wait, false);
         migration.paused.send_replace(paused);
         self.stages.begin(migration.clone()).await;
@@ -304,9 +318,7 @@ impl Control {
     /// # Errors
     /// `Options` where not all have; `Own` where the state cannot be written.
     pub fn finish(&self) -> Result<()> {
-        let Ok(mut tasks) = self.tasks.try_lock() else {
-            return Err(refuse("finish", "keys are about to move", "see whimbrel front status"));
-        };
+        let Ok(mut tasks) = self.tasks.try_lock() else { return Err(about_to_move()) };
         let turns = self.may_finish(&tasks)?;
         self.state.save(Stand { phase: Phase::Finished, turns })?;
         tasks.is_finished = true;
@@ -606,6 +618,10 @@ fn finished(target: &Endpoint, state: &StateFile) -> Error {
             state.path().display()
         ),
     )
+}
+
+fn about_to_move() -> Error {
+    refuse("finish", "keys are about to move", "see whimbrel front status")
 }
 
 fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {

@@ -49,33 +49,39 @@ impl Control {
         self.turn_around(true).await
     }
 
-    /// What keys move with now, and what they would be moved back with. Changes nothing.
-    pub(super) async fn may_turn_around(&self, tasks: &Tasks) -> Result<(Arc<MigrationState>, Servers)> {
+    /// What keys move or have moved with, where they can move back.
+    pub(super) fn must_have_moved(&self, tasks: &Tasks) -> Result<Arc<MigrationState>> {
         tasks.must_be_free("reverse")?;
         let migration = self.stages.migration().filter(|_| !tasks.is_finished);
         let migration = migration.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
-        let turns = migration.turns + 1;
-        if turns > TURNS_MAX {
+        if migration.turns >= TURNS_MAX {
             let what = format!("the direction has been turned {TURNS_MAX} times");
             return Err(unable(&what, "wait until it is done, and begin anew after whimbrel front finish"));
         }
         if !migration.is_done() {
             unsuspicious(&migration)?;
         }
-        rebuilt(&migration).await?;
-        let (from, to) = Direction::after(turns).ordered(self.source.clone(), self.target.clone());
+        Ok(migration)
+    }
+
+    /// What keys would be moved back with. Changes nothing.
+    pub(super) async fn servers_to_turn(&self, migration: &MigrationState) -> Result<Servers> {
+        rebuilt(migration).await?;
+        let (from, to) =
+            Direction::after(migration.turns + 1).ordered(self.source.clone(), self.target.clone());
         let (servers, _) = survey(&from, &to, self.link, self.scripts_declare_keys).await?;
         first_database_alone(&from, servers.other_database)?;
         if migration.is_done() {
             must_be_empty(&servers.target).await?;
         }
-        Ok((migration, servers))
+        Ok(servers)
     }
 
     async fn turn_around(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
-        let (migration, servers) = self.may_turn_around(&tasks).await?;
+        let migration = self.must_have_moved(&tasks)?;
+        let servers = self.servers_to_turn(&migration).await?;
         let (next, moves) = MigrationState::new(servers, migration.turns + 1, self.wait, true);
         next.paused.send_replace(paused);
         // Moves that are under way end, and others do not begin. Clients go on meanwhile.

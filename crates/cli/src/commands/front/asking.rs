@@ -132,10 +132,13 @@ fn filter(moving: &Value) -> String {
     if moving["moved"].as_u64().unwrap_or(0) == 0 {
         return format!("{bytes}, no key has moved yet");
     }
-    let bits = moving["filter_bits_per_key"].as_f64().map_or("?".to_owned(), |bits| format!("{bits:.1}"));
+    let bits = moving["filter_bits_per_key"].as_f64();
+    let bits = bits.map_or_else(String::new, |bits| format!(", {bits:.1} bits a key"));
     let wrong = moving["filter_false_positives"].as_f64();
-    let wrong = wrong.map_or("?".to_owned(), |share| format!("{:.3} %", share * 100.0));
-    format!("{bytes}, {bits} bits a key, {wrong} of the answers wrong")
+    let wrong = wrong.map_or_else(String::new, |share| {
+        format!(", {:.3} % false positives, which cost a look at the other server", share * 100.0)
+    });
+    format!("{bytes}{bits}{wrong}")
 }
 
 fn show_status(status: &Value) {
@@ -195,6 +198,9 @@ mod tests {
             "filter_false_positives": 0.001})
         };
         assert_eq!(filter(&of(0)), "73.3 KiB, no key has moved yet");
-        assert_eq!(filter(&of(50_000)), "73.3 KiB, 12.0 bits a key, 0.100 % of the answers wrong");
+        assert_eq!(
+            filter(&of(50_000)),
+            "73.3 KiB, 12.0 bits a key, 0.100 % false positives, which cost a look at the other server"
+        );
     }
 }

@@ -122,7 +122,9 @@ fn goes_on_by_itself(entry: &Entry, folder: Option<&Path>) -> Error {
     };
     let error = Error::options(Side::Own, "resume the job", what);
     match again::command(&entry.status, folder).filter(|_| !entry.status.ended) {
-        Some(command) => error.with_remedy(format!("{command}, with its users, passwords and other options")),
+        Some(command) => {
+            error.with_remedy(format!("add its users, passwords and other options to: {command}"))
+        }
         None => error,
     }
 }
@@ -141,7 +143,10 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         return;
     }
     if jobs.is_empty() {
-        out!("there are no jobs");
+        match folder {
+            Some(folder) => out!("there are no jobs in {}", folder.display()),
+            None => out!("there are no jobs in the usual state folder; name another one with --state-dir"),
+        }
         return;
     }
     let head = [
@@ -190,7 +195,10 @@ fn print_resume(entry: &Entry, folder: Option<&Path>) {
     let id = entry.status.label();
     match again::command(&entry.status, folder) {
         Some(command) if entry.status.kind == Kind::Move => out!("{id} goes on with: {command}"),
-        Some(command) => out!("{id} goes on with: {command}, with its users, passwords and other options"),
+        Some(command) => {
+            out!("{id} goes on with this, and its users, passwords and other options:");
+            out!("         {command}");
+        }
         None => out!("{id} cannot go on: start it again"),
     }
 }

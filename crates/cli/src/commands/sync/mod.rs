@@ -288,7 +288,8 @@ async fn attended(
     let begun_with =
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed)
             .named(given)
-            .going_on_with("between", args.limits.between);
+            .going_on_with("between", args.limits.between)
+            .going_on_at(&args.limits.change());
     let stop = stop.child_token();
     let rates = options.copy.rates.clone();
     let hooks = args.job.hooks.settings(Kind::Sync)?.begin(&store, &begun_with);

@@ -131,14 +131,19 @@ pub struct Limits {
 impl Limits {
     /// How fast keys move, and when.
     pub fn rates(&self) -> Rates {
-        Rates::of(RateChange {
+        Rates::of(self.change())
+    }
+
+    /// The same, for the command that goes on.
+    pub fn change(&self) -> RateChange {
+        RateChange {
             keys: self.rate_keys,
             bytes: self.rate_bytes,
             max_latency_ms: self.max_latency,
             max_lag: self.max_lag,
             times: self.between.map(Times::Between),
             memory_bytes: None,
-        })
+        }
     }
 }
 
