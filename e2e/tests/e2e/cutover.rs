@@ -292,6 +292,24 @@ fn a_dry_run_needs_the_same_rights(engine: Engine) {
     stop(sync);
 }
 
+/// An ACL fence leaves whimbrel's own user its rights: a client that is logged in as that user would go on
+/// writing, and what it writes be lost.
+#[test]
+fn clients_with_whimbrels_own_user_keep_an_acl_fence_from_being_put_up() {
+    let fill = |source: &Server| drop(source.call(&["SET", "k", "1"]));
+    let (source, _target, job, sync) = following(Engine::Redis70, Engine::Valkey91, fill);
+    let client = redis::Client::open(url(&source)).expect("an address");
+    let mut client = client.get_connection().expect("a connection");
+    words("SET k 2").exec(&mut client).expect("written");
+    let expected = ["a client is logged in there as whimbrel's own user, mover", "would not stop them"];
+    assert_both_refuse(&job, &["--fence", "acl"], &expected);
+    words("SET k 3").exec(&mut client).expect("nobody was fenced off");
+    drop(client);
+    let may = || job.cutover(&["--fence", "acl", "--dry-run", "--max-pause", "5s"]).code() == Some(0);
+    wait_for("it is possible without that client", may);
+    stop(sync);
+}
+
 /// A service that has no `CLIENT` for anybody.
 #[test]
 fn a_dry_run_finds_a_command_that_is_not_there() {
