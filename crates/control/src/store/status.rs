@@ -152,7 +152,8 @@ pub(super) fn begun_by() -> Option<String> {
 
 /// What changes how text is shown, and is not seen itself: with it one name could look like another.
 fn is_unseen(c: char) -> bool {
-    matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    let ranges = ['\u{200b}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2060}'..='\u{206f}'];
+    matches!(c, '\u{ad}' | '\u{feff}') || ranges.iter().any(|range| range.contains(&c))
 }
 
 fn is_zero(number: &u64) -> bool {

@@ -264,8 +264,8 @@ async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
     let clients = clients_of(link, &own).await?;
     let Some(first) = clients.first() else { return Ok(()) };
     let what = format!(
-        "{} logged in there as whimbrel's own user, {own}, the first of them from {first}: an ACL fence would \
-            not stop them",
+        "{} logged in there as whimbrel's own user, {own}, the first of them from {first}: an ACL fence \
+            would not stop them",
         match clients.len() {
             1 => "a client is".to_owned(),
             number => format!("{number} clients are"),
