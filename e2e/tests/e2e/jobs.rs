@@ -521,7 +521,9 @@ fn a_job_is_found_by_the_name_that_its_user_gives_it() {
     running.kill9();
     is_refused("sync", &["--mirror", "--yes"]);
     let words = arguments(&place.open_job());
-    assert_eq!(words[words.len() - 4..words.len() - 2], ["--name", "nightly.1"], "{words:?}");
+    for pair in [["--name", "nightly.1"], ["--rate-keys", "500"]] {
+        assert!(words.windows(2).any(|words| words == pair), "{words:?}");
+    }
     Invocation::new(&words).timeout(PATIENCE).run().expect_code(0);
     let text = place.jobs(&["report", "nightly.1"]).expect_code(0).stdout;
     let document: Value = serde_json::from_str(&text).expect("JSON");
