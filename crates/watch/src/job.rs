@@ -445,7 +445,7 @@ mod tests {
         let (mut seen, now) = watched(&entry);
         seen.entry.running = false;
         let page = shown(&seen, now, 120);
-        for expected in ["interrupted", "goes on  whimbrel again", "no process runs it", "c cancel"] {
+        for expected in ["interrupted", "other options: whimbrel again", "no process runs it", "c cancel"] {
             assert!(page.contains(expected), "no {expected:?} in\n{page}");
         }
         assert!(!page.contains("p pause") && !page.contains("keys/s"), "{page}");
