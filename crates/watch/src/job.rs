@@ -77,7 +77,7 @@ pub(crate) fn page(
 fn head(watched: &Watched, now: Moment, screen: Screen) -> Vec<String> {
     let status = watched.status();
     let label = match &status.name {
-        Some(name) => format!("{name}, {} of itself", status.id),
+        Some(name) => format!("{name} ({})", status.id),
         None => status.id.clone(),
     };
     let listens = status.listen.as_ref().map_or_else(String::new, |listen| format!(", listens on {listen}"));

@@ -492,7 +492,7 @@ fn several_jobs_are_a_list() {
     watch.press(&format!("{to_second}\r"));
     watch.wait_for_page(&["job      second", "running: comparing"], &[]);
     verify.kill9();
-    watch.wait_for_page(&["interrupted", "goes on  whimbrel verify "], &["p pause"]);
+    watch.wait_for_page(&["interrupted", "other options: whimbrel verify "], &["p pause"]);
     watch.press("q");
     watch.expect_code(0);
     let args = ["watch", "--once", "--state-dir", state];
