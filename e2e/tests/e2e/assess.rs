@@ -226,7 +226,9 @@ fn nothing_is_changed(engine: Engine) {
         server
     };
     let (source, target) = (server(), server());
-    let mut client = source.connection();
+    // As a user of their own, as clients of a service are: those of whimbrel's user cannot be fenced off.
+    let client = redis::Client::open(format!("redis://app:pw@{}", source.addr())).expect("an address");
+    let mut client = client.get_connection().expect("a connection");
     for n in 0..500 {
         let () = client.set(format!("k{n}"), n).expect("set");
     }
