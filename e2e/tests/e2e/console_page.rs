@@ -211,9 +211,8 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     let steps = ["assess", "verify", "rehearse"].map(done);
     browser.wait_for(&steps.map(|step| format!("({step})")).join(" && "));
     let sync = "[...document.querySelectorAll('[data-test=\"step-sync\"] [data-test=\"command\"]')]";
-    let command = browser.eval(&format!("{sync}.map(e => e.textContent).join()"));
     let expected = format!("whimbrel sync redis://mover@{from} redis://mover@{to} --mirror");
-    assert_eq!(command, expected);
+    browser.wait_for(&format!("{sync}.map(e => e.textContent).join() === {expected:?}"));
     browser.click(&test("cutover-open"));
     browser.fill(&test("cutover-confirm"), "another");
     assert_eq!(browser.eval(&disabled), true);
