@@ -276,15 +276,15 @@ async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> R
     if as_json {
         out!("{}", json!({"event": event, "job": id, "rates": now}));
     } else if event == "set" {
-        out!("job {id}: {now}");
+        out!("job {}: {now}", entry.status.label());
     } else {
-        out!("job {id} is {event}");
+        out!("job {} is {event}", entry.status.label());
     }
     Ok(Exit::Success)
 }
 
 async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
-    let Status { id, kind, phase, .. } = &entry.status;
+    let (id, Status { kind, phase, .. }) = (entry.status.label(), &entry.status);
     match jobs.cancel(entry).await? {
         CancelAnswer::HasEnded => print(as_json, "nothing", &format!("job {id} has ended already: {phase}")),
         CancelAnswer::NeedsCluster => return cancel_here(&jobs.store, entry, access, as_json).await,
@@ -339,7 +339,7 @@ async fn cancel_here(store: &Store, entry: &Entry, access: &JobAccess, as_json: 
 }
 
 fn print_too_late(status: &Status, as_json: bool) {
-    let id = &status.id;
+    let id = status.label();
     let what = match status.kind {
         Kind::Move => "all of its slots were behind the fence already, so it was finished",
         _ => "it had just come to its end",
