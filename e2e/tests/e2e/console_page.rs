@@ -213,7 +213,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     let sync = "[...document.querySelectorAll('[data-test=\"step-sync\"] [data-test=\"command\"]')]";
     let expected = format!("whimbrel sync redis://mover@{from} redis://mover@{to} --mirror");
     browser.wait_for(&format!("{sync}.map(e => e.textContent).join() === {expected:?}"));
-    browser.click(&test("cutover-open"));
+    open_cutover(&mut browser);
     browser.fill(&test("cutover-confirm"), "another");
     assert_eq!(browser.eval(&disabled), true);
     browser.fill(&test("cutover-confirm"), &name);
@@ -261,8 +261,19 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
 
 /// Who cuts over without a comparison and a rehearsal says so, besides typing the name.
 #[track_caller]
+fn open_cutover(browser: &mut Browser) {
+    let until = std::time::Instant::now() + PATIENCE;
+    // Steps that are done fold, and the button moves away from below the pointer.
+    while browser.eval(&format!("{} === 0", number("cutover-dialog"))) == true {
+        assert!(std::time::Instant::now() < until, "the dialog does not open");
+        browser.click(&test("cutover-open"));
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+#[track_caller]
 fn what_was_not_verified_has_to_be_confirmed(browser: &mut Browser, name: &str, disabled: &str) {
-    browser.click(&test("cutover-open"));
+    open_cutover(browser);
     browser.fill(&test("cutover-confirm"), name);
     assert_eq!(browser.eval(disabled), true, "nothing was verified");
     picture(browser, "unverified");
