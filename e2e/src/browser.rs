@@ -209,12 +209,14 @@ impl Browser {
     #[track_caller]
     pub fn click(&mut self, selector: &str) {
         let ready = format!(
-            "(async () => {{ const e = document.querySelector({selector:?}); if (!e || e.disabled) return null;
+            "(async () => {{ const e = document.querySelector({selector:?});
+                if (!e || e.disabled) return null;
                 e.scrollIntoView({{ block: 'center', behavior: 'instant' }});
                 const before = e.getClientRects()[0]; if (!before) return null;
                 // What still moves is not hit.
                 await new Promise(done => setTimeout(done, 100));
-                const r = e.getClientRects()[0]; if (!r || r.top !== before.top || r.left !== before.left) return null;
+                const r = e.getClientRects()[0];
+                if (!r || r.top !== before.top || r.left !== before.left) return null;
                 const [x, y] = [r.left + r.width / 2, r.top + r.height / 2];
                 const at = document.elementFromPoint(x, y);
                 return at && e.contains(at) ? {{ x, y }} : null; }})()"

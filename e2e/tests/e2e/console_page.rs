@@ -259,7 +259,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     }
 }
 
-/// Who cuts over without a comparison and a rehearsal says so, besides typing the name.
+/// Opens the dialog of a cutover.
 #[track_caller]
 fn open_cutover(browser: &mut Browser) {
     let until = std::time::Instant::now() + PATIENCE;
@@ -271,6 +271,7 @@ fn open_cutover(browser: &mut Browser) {
     }
 }
 
+/// Who cuts over without a comparison and a rehearsal says so, besides typing the name.
 #[track_caller]
 fn what_was_not_verified_has_to_be_confirmed(browser: &mut Browser, name: &str, disabled: &str) {
     open_cutover(browser);
