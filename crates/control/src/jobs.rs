@@ -17,7 +17,7 @@ use crate::again;
 use crate::clock::now_s;
 use crate::service;
 use crate::steering::{self, Request};
-use crate::store::{Entry, Event, Kind, Status, Store};
+use crate::store::{Entry, Event, FOLLOWING, Kind, Status, Store};
 
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
@@ -40,9 +40,6 @@ pub enum CancelAnswer {
     /// Nobody runs it, and what it has moved has to be rolled back in its cluster.
     NeedsCluster,
 }
-
-/// The phase of a sync that can be cut over.
-const FOLLOWING: &str = "following";
 
 /// Something that can be asked of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

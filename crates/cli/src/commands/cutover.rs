@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_control::cutovers::{compared, failed_hooks, last};
 use whimbrel_control::fronts;
 use whimbrel_control::steering::{Answer, Call, Request, Scheduled, Standing};
-use whimbrel_control::store::{Status, Store};
+use whimbrel_control::store::{FOLLOWING, Status, Store};
 use whimbrel_control::{private::state_dir, service};
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::error::{Error, Result, Side};
@@ -35,9 +35,6 @@ const SAID_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a pause is allowed where a cutover that is ordered is only rehearsed.
 const REHEARSED_MAX_MS: u64 = 60_000;
-
-/// The phase of a sync that can be cut over.
-const FOLLOWING: &str = "following";
 
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {

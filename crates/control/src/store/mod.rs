@@ -30,7 +30,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
 
-pub use self::status::{BEGUN_BY, CUT_OVER, Entry, FAILED, Kind, Origin, Status};
+pub use self::status::{BEGUN_BY, CUT_OVER, Entry, FAILED, FOLLOWING, Kind, Origin, Status};
 pub use self::trace::{Event, HookEnd, What};
 use crate::clock::now_s;
 use crate::socket::is_served;

@@ -11,6 +11,9 @@ use crate::naming::{JobName, written};
 /// How a sync ended whose target has taken over.
 pub const CUT_OVER: &str = "cut over";
 
+/// The phase of a sync that can be cut over.
+pub const FOLLOWING: &str = "following";
+
 /// How a move of slots ended that could not be made.
 pub const FAILED: &str = "failed";
 

@@ -257,10 +257,14 @@ impl WriterFence {
     }
 }
 
+async fn own_user(link: &mut Link) -> Result<String> {
+    let own = link.call(&[b"ACL", b"WHOAMI"]).await?;
+    Ok(own.as_str().unwrap_or_default().to_owned())
+}
+
 /// Refuses where clients are logged in as our own user: they would go on writing.
 async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
-    let own = link.call(&[b"ACL", b"WHOAMI"]).await?;
-    let own = own.as_str().unwrap_or_default().to_owned();
+    let own = own_user(link).await?;
     let clients = clients_of(link, &own).await?;
     let Some(first) = clients.first() else { return Ok(()) };
     let what = format!(
@@ -277,8 +281,7 @@ async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
 
 /// The users of one node that may write, but for our own and those who are known.
 async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -> Result<Vec<FencedUser>> {
-    let own = link.call(&[b"ACL", b"WHOAMI"]).await?;
-    let own = own.as_str().unwrap_or_default().to_owned();
+    let own = own_user(link).await?;
     let mut users = Vec::new();
     for name in names_of_users(link).await?.into_iter().filter(|name| *name != own && !known.contains(name)) {
         let user = link.call(&[b"ACL", b"GETUSER", name.as_bytes()]).await?;

@@ -60,10 +60,8 @@ fn of_user(clients: &str, user: &str) -> Vec<String> {
     if !clients.lines().any(|line| field(line, "name") == CLIENT_NAME) {
         return Vec::new();
     }
-    let is_ours = |line: &str| {
-        let name = field(line, "name");
-        name == CLIENT_NAME || name.starts_with("whimbrel:")
-    };
+    // Those of moves of slots are named after their jobs.
+    let is_ours = |line: &str| field(line, "name").starts_with("whimbrel:");
     let is_theirs = |line: &&str| is_foreign(line) && !is_ours(line) && field(line, "user") == user;
     clients.lines().filter(is_theirs).map(|line| field(line, "addr").to_owned()).collect()
 }
