@@ -30,7 +30,7 @@ use crate::exit::Exit;
 use crate::settings::args::{Balanced, ClusterArgs, DrainArgs, MovingArgs, RebalanceArgs, ReshardArgs, Show};
 use crate::ui::confirm::confirm;
 use crate::ui::errors;
-use whimbrel_control::private::job_dir;
+use whimbrel_control::private::{job_dir, state_dir};
 use whimbrel_terminal::question::Question;
 
 /// `whimbrel reshard`.
@@ -149,7 +149,7 @@ async fn try_command(
         let daemon = DaemonClient::new(daemon, at.link_options());
         return Ok(submit::run(daemon, &deployment, &plan.moves, &moving.show, stop).await);
     }
-    let store = Store::new(&job_dir(moving.state_dir.as_deref())?);
+    let store = Store::new(&state_dir(moving.state_dir.as_deref())?);
     let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
     let jobs = service::prepare(&store, &deployment, &plan.moves, &settings, keys_of).await?;
     *begun = true;

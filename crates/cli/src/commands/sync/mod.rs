@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_control::again;
 use whimbrel_control::cutovers;
 use whimbrel_control::fronts::LocalFronts;
+use whimbrel_control::hooks::HookSettings;
 use whimbrel_control::naming::{JobName, job_of};
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{CUT_OVER, Kind, Store};
@@ -60,7 +61,8 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let endpoints = endpoints(args)?;
     let selection = args.names.selection()?;
     args.names.named_dbs(endpoints.1.db)?;
-    args.job.hooks.settings(Kind::Sync)?;
+    // Once: what they need may be gone when a cutover has led back.
+    let hooks = args.job.hooks.settings(Kind::Sync)?;
     let (source, target) = args.sides.probe(endpoints, false).await?;
     let (dbs, all_dbs) = databases(args, &source, &target).await?;
     let description = args.names.between(&source.endpoint, &target.endpoint).sync(&args.names.dbs);
@@ -136,10 +138,11 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         again: (copy_command::AGAIN, again::of_description(Kind::Sync, &description)),
         is_resumed: resumes,
         current: &current,
+        hooks: &hooks,
     };
     let sides = (source, target);
     let done = attended(args, place, sides, options.clone(), status, journal, stop).await?;
-    let report = there_and_back(args, done, options, (&*folder, &*current), again, stop).await?;
+    let report = there_and_back(args, done, options, (&*folder, &*current, &hooks), again, stop).await?;
     let is_partial = report.counts.failed > 0 || report.evicted > 0 || failed_hooks(&report).next().is_some();
     Ok(match report.cutover.is_some() || report.caught_up {
         true if is_partial => Exit::Partial,
@@ -153,7 +156,7 @@ async fn there_and_back(
     args: &SyncArgs,
     (mut report, mut back): (SyncReport, Option<Back>),
     mut options: SyncOptions,
-    (folder, current): (&Path, &Current),
+    (folder, current, hooks): (&Path, &Current, &HookSettings),
     again: &mut Option<String>,
     stop: &CancellationToken,
 ) -> Result<SyncReport> {
@@ -182,6 +185,7 @@ async fn there_and_back(
             again: (&turned, again::of_description(Kind::Sync, &description)),
             is_resumed: false,
             current,
+            hooks,
         };
         let status = Arc::new(SyncStatus::default());
         // The cutover is done: a full disk must not cost the way back.
@@ -263,6 +267,7 @@ struct SyncRecord<'a> {
     again: (&'a str, Option<Vec<String>>),
     is_resumed: bool,
     current: &'a Current,
+    hooks: &'a HookSettings,
 }
 
 /// Syncs, shows how it stands, serves those who ask, and tells what came of it.
@@ -275,7 +280,7 @@ async fn attended(
     journal: Journal<SyncState>,
     stop: &CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
-    let SyncRecord { folder, name, given, again: (again, arguments), is_resumed, current } = place;
+    let SyncRecord { folder, name, given, again: (again, arguments), is_resumed, current, hooks } = place;
     let (asks, asked) = mpsc::channel(ASKS_MAX);
     let running = Running {
         name: name.to_owned(),
@@ -292,7 +297,7 @@ async fn attended(
             .going_on_at(&args.limits.change());
     let stop = stop.child_token();
     let rates = options.copy.rates.clone();
-    let hooks = args.job.hooks.settings(Kind::Sync)?.begin(&store, &begun_with);
+    let hooks = hooks.begin(&store, &begun_with);
     let at_cutovers = hooks.clone().map(|hooks| hooks as Arc<dyn Hooks>);
     let options = SyncOptions { hooks: at_cutovers, ..options };
     let noted = status.clone();
