@@ -61,11 +61,13 @@ impl Outbox {
 
     /// Adds an argument, copied.
     pub fn arg(&mut self, arg: &[u8]) {
-        self.header(b'$', arg.len());
-        self.tail.reserve(arg.len() + 2);
+        let header = Header::new(b'$', arg.len());
+        let bytes = header.as_bytes().len() + arg.len() + 2;
+        self.tail.reserve(bytes);
+        self.tail.put_slice(header.as_bytes());
         self.tail.put_slice(arg);
         self.tail.put_slice(b"\r\n");
-        self.bytes += arg.len() + 2;
+        self.bytes += bytes;
     }
 
     /// Adds an argument; a long one is spliced in without copying.
@@ -117,13 +119,49 @@ impl Outbox {
     }
 
     fn header(&mut self, kind: u8, n: usize) {
-        let mut digits = itoa::Buffer::new();
-        let digits = digits.format(n).as_bytes();
-        self.tail.reserve(digits.len() + 3);
-        self.tail.put_u8(kind);
-        self.tail.put_slice(digits);
-        self.tail.put_slice(b"\r\n");
-        self.bytes += digits.len() + 3;
+        let header = Header::new(kind, n);
+        self.tail.put_slice(header.as_bytes());
+        self.bytes += header.as_bytes().len();
+    }
+}
+
+/// A type byte, a length in decimal, and the end of the line. Put together before it is added, since adding
+/// to a buffer costs more than these few bytes.
+struct Header {
+    bytes: [u8; Header::BYTES_MAX],
+    len: usize,
+}
+
+impl Header {
+    /// For the longest length, of 20 digits.
+    const BYTES_MAX: usize = 23;
+
+    fn new(kind: u8, n: usize) -> Header {
+        let mut bytes = [0; Header::BYTES_MAX];
+        bytes[0] = kind;
+        let end = match u8::try_from(n) {
+            // Most arguments: no digits to be copied from elsewhere.
+            Ok(n @ 0..10) => {
+                bytes[1] = b'0' + n;
+                2
+            }
+            Ok(n @ 10..100) => {
+                bytes[1..3].copy_from_slice(&[b'0' + n / 10, b'0' + n % 10]);
+                3
+            }
+            _ => {
+                let mut digits = itoa::Buffer::new();
+                let digits = digits.format(n).as_bytes();
+                bytes[1..=digits.len()].copy_from_slice(digits);
+                digits.len() + 1
+            }
+        };
+        bytes[end..end + 2].copy_from_slice(b"\r\n");
+        Header { bytes, len: end + 2 }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 

@@ -367,7 +367,9 @@ async fn feed_lanes(
         }
         let number = tracker.opened(keys.len(), page.next);
         for key in keys {
-            lanes.push(key, number).await?;
+            if let Some(full) = lanes.put(key, number) {
+                lanes.hand_over(full).await?;
+            }
         }
     }
     lanes.flush().await.map(|()| true)

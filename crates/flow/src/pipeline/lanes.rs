@@ -36,8 +36,11 @@ impl Lane {
         if self.origins.is_empty() {
             return true;
         }
-        let batch =
-            KeyBatch { keys: std::mem::take(&mut self.keys), origins: std::mem::take(&mut self.origins) };
+        let next = Vec::with_capacity(self.keys.len());
+        let batch = KeyBatch {
+            keys: std::mem::replace(&mut self.keys, next),
+            origins: std::mem::take(&mut self.origins),
+        };
         CopyProgress::shift(&progress.waiting_to_read, 1);
         self.to_reader.send(batch).await.is_ok()
     }
@@ -76,11 +79,11 @@ impl Lanes {
         Lanes { shared: shared.clone(), tracker, lanes, tasks }
     }
 
-    /// Hands a key of a page to its lane.
-    ///
-    /// # Errors
-    /// `Own` where the lane has ended; [`Lanes::close`] has the reason.
-    pub(crate) async fn push(&mut self, key: Bytes, page: u64) -> Result<()> {
+    /// Puts a key of a page into the batch of its lane; which lane that is, where the batch is full and has to
+    /// be [handed over](Lanes::hand_over) before the next key. Nothing waits here, since it is done for each
+    /// key.
+    #[must_use]
+    pub(crate) fn put(&mut self, key: Bytes, page: u64) -> Option<usize> {
         let index = place_of(&key, self.lanes.len());
         let lane = &mut self.lanes[index];
         lane.keys.push(key);
@@ -88,16 +91,21 @@ impl Lanes {
             Some((last, keys)) if *last == page => *keys += 1,
             _ => lane.origins.push((page, 1)),
         }
-        if lane.keys.len() >= BATCH_KEYS && !lane.flush(&self.shared.progress).await {
-            return Err(ended());
-        }
-        Ok(())
+        (lane.keys.len() >= BATCH_KEYS).then_some(index)
+    }
+
+    /// Hands over the batch of a lane.
+    ///
+    /// # Errors
+    /// `Own` where the lane has ended; [`Lanes::close`] has the reason.
+    pub(crate) async fn hand_over(&mut self, lane: usize) -> Result<()> {
+        if self.lanes[lane].flush(&self.shared.progress).await { Ok(()) } else { Err(ended()) }
     }
 
     /// Hands over what waits to become a batch.
     ///
     /// # Errors
-    /// As [`Lanes::push`].
+    /// As [`Lanes::hand_over`].
     pub(crate) async fn flush(&mut self) -> Result<()> {
         let mut alive = true;
         for lane in &mut self.lanes {
@@ -131,7 +139,9 @@ impl Lanes {
     pub(crate) async fn transfer(&mut self, keys: Vec<Bytes>) -> Result<bool> {
         let page = self.tracker.opened(keys.len(), None);
         for key in keys {
-            if self.push(key, page).await.is_err() {
+            if let Some(full) = self.put(key, page)
+                && self.hand_over(full).await.is_err()
+            {
                 return self.failure().await;
             }
         }

@@ -20,6 +20,7 @@ use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::shared::Shared;
 use super::tracker::Origins;
@@ -686,11 +687,21 @@ impl Reader {
 /// The keys without repetitions, each at its last place. A scan may give a key twice, and two reads of one
 /// key that are written together would be told apart by nothing.
 fn last_of_each(mut keys: Vec<Bytes>) -> Vec<Bytes> {
-    let mut seen = HashSet::with_capacity(keys.len());
-    let last: Vec<bool> = keys.iter().rev().map(|key| seen.insert(key.clone())).collect();
-    if seen.len() < keys.len() {
-        let mut last = last.into_iter().rev();
-        keys.retain(|_| last.next().unwrap_or(true));
+    // Sorted by a quick hash: a set of the keys took a twentieth of the time of a copy.
+    let mut places: Vec<(u64, usize)> =
+        keys.iter().enumerate().map(|(place, key)| (xxh3_64(key), place)).collect();
+    places.sort_unstable();
+    let mut superseded = HashSet::new();
+    for alike in places.chunk_by(|(a, _), (b, _)| a == b).filter(|alike| alike.len() > 1) {
+        for (at, (_, place)) in alike.iter().enumerate() {
+            if alike[at + 1..].iter().any(|(_, later)| keys[*later] == keys[*place]) {
+                superseded.insert(*place);
+            }
+        }
+    }
+    if !superseded.is_empty() {
+        let mut place = 0..;
+        keys.retain(|_| place.next().is_none_or(|place| !superseded.contains(&place)));
     }
     keys
 }

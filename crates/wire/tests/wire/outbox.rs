@@ -39,11 +39,11 @@ enum Step {
     Clear,
 }
 
-/// Any short argument, or one of a length around that from which arguments are spliced.
+/// Any short argument, or one of a length where its digits become more, or from which arguments are spliced.
 fn arg_bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         4 => vec(any::<u8>(), 0..20),
-        1 => (prop::sample::select(vec![8_191_usize, 8_192, 8_193, 20_000]), any::<u8>())
+        1 => (prop::sample::select(vec![99_usize, 100, 8_191, 8_192, 8_193, 20_000]), any::<u8>())
             .prop_map(|(len, fill)| vec![fill; len]),
     ]
 }
