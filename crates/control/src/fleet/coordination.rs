@@ -1,6 +1,6 @@
 //! The task that runs the coordinator's machine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -27,6 +27,9 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// What may wait to be heard; a sender of more waits.
 const EVENTS_MAX: usize = 4_096;
+
+/// How many of those that were to leave are remembered, to say of them that they have left.
+const LEFT_MAX: usize = 64;
 
 /// How a fleet is coordinated.
 #[derive(Debug, Clone)]
@@ -78,6 +81,8 @@ pub struct Coordination {
     directory_is_stale: bool,
     moved: u64,
     failed: u64,
+    /// Who was to leave lately, at most [`LEFT_MAX`]: a member may be gone before anybody looks.
+    left: VecDeque<MemberId>,
     /// Where the journal is.
     place: String,
     /// Until when nobody else is the coordinator, where there are several.
@@ -155,6 +160,7 @@ impl Coordination {
             directory_is_stale: true,
             moved: 0,
             failed: 0,
+            left: VecDeque::new(),
             place,
             reign,
             reigns_until_ms: u64::MAX,
@@ -366,6 +372,12 @@ impl Coordination {
     }
 
     fn take_in(&mut self, input: Input) -> Result<()> {
+        if let Input::Leave(member) = input
+            && !self.left.contains(&member)
+        {
+            self.left.truncate(LEFT_MAX - 1);
+            self.left.push_front(member);
+        }
         let mut out = Vec::new();
         self.machine.handle(clock::now_ms(), input, &mut out);
         self.carry_out(out)
@@ -575,6 +587,7 @@ impl Coordination {
             failed: self.failed,
             backends: backends.collect(),
             members: members.collect(),
+            left: self.left.iter().map(|member| member.0).collect(),
         }
     }
 }

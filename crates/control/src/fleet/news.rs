@@ -58,7 +58,8 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
     }
     for (_, member) in old.iter().filter(|(number, _)| !new.contains_key(number)) {
         let words = match member {
-            member if member.leaving => "has left",
+            // It may have begun to leave after the last look.
+            member if member.leaving || now.left.contains(&member.member) => "has left",
             // One that was drained leaves between two looks.
             member if member.owned == 0 => "is gone; it had no partitions",
             _ => "is lost; its partitions go to others",
@@ -120,6 +121,10 @@ mod tests {
         };
         assert!(ended(MemberStatus { owned: 3, ..member(1) }).contains("is lost"));
         assert!(ended(MemberStatus { owned: 3, leaving: true, ..member(1) }).contains("has left"));
+        let before =
+            FleetStatus { members: vec![MemberStatus { owned: 3, ..member(1) }], ..Default::default() };
+        let quick = news(&before, &FleetStatus { left: vec![1], ..Default::default() })[0].0.clone();
+        assert!(quick.contains("has left"), "{quick}");
         let drained = ended(MemberStatus { weight: 0, ..member(1) });
         assert!(drained.contains("is gone") && !drained.contains("lost"), "{drained}");
     }

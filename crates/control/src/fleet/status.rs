@@ -26,6 +26,9 @@ pub struct FleetStatus {
     pub backends: Vec<BackendStatus>,
     /// Who is a member, by number.
     pub members: Vec<MemberStatus>,
+    /// The numbers of members that were to leave lately, whether or not they are gone by now.
+    #[serde(default)]
+    pub left: Vec<u32>,
 }
 
 impl FleetStatus {
