@@ -22,6 +22,16 @@ pub fn whimbrel_binary() -> anyhow::Result<Command> {
     Ok(program::whimbrel(&path))
 }
 
+/// The arguments by which a command asks nothing: `--yes`, but for an older binary that has no questions there.
+///
+/// # Errors
+/// When the binary is not there, or cannot be run.
+pub fn without_questions(command: &str) -> anyhow::Result<&'static [&'static str]> {
+    let help = whimbrel_binary()?.args([command, "--help"]).output().context("ask for its options")?;
+    let has_questions = String::from_utf8_lossy(&help.stdout).contains("--yes");
+    Ok(if has_questions { &["--yes"] } else { &[] })
+}
+
 /// This binary, to be run again in another role.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ use whimbrel_core::units::{format_bytes, format_count};
 use whimbrel_lab::{Engine, Proxy, Server};
 use whimbrel_loadgen::interrupt::{self, Interrupt};
 
-use crate::binaries::whimbrel_binary;
+use crate::binaries::{whimbrel_binary, without_questions};
 use crate::exit::Exit;
 use crate::machine::{Machine, engine};
 use crate::report::{aligned, median};
@@ -326,11 +326,12 @@ fn whimbrel(
     let running = Running::start(&source.addr(), &target, interrupt)?;
     let follower = follow("whimbrel", source, &target, args, writes, interrupt)?;
     let (mut cutovers, mut refused) = (Vec::new(), 0);
+    let how = [&["--fence", "none"], without_questions("cutover")?].concat();
     while cutovers.len() < args.cutovers as usize {
         interrupt.check()?;
         thread::sleep(Duration::from_millis(500));
         longest_us.store(0, Ordering::Relaxed);
-        let Some(report) = cutover(&running.state, &["--fence", "none", "--yes"])? else {
+        let Some(report) = cutover(&running.state, &how)? else {
             // Where it would take longer than it may, nobody is held.
             refused += 1;
             if refused > REFUSED_MAX {
