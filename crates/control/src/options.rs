@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_core::schedule::Window;
 use whimbrel_flow::budget::{RateChange, Times};
 use whimbrel_flow::lag::MaxLag;
+use whimbrel_flow::load::MaxLoad;
 
 /// How long a job stands still before it fails where nobody says, in milliseconds.
 pub const STALL_MS: u64 = 600_000;
@@ -35,6 +36,9 @@ pub struct TransferOptions {
     /// How far replicas of the target may be behind before keys are moved slower.
     #[serde(default)]
     pub max_lag: Option<MaxLag>,
+    /// How much of a core a node may use before keys are moved slower, in percent.
+    #[serde(default)]
+    pub max_load: Option<MaxLoad>,
     /// The times of the day at which keys move, and handovers begin; any where it is `None`.
     #[serde(default)]
     pub between: Option<Window>,
@@ -52,6 +56,7 @@ impl TransferOptions {
             bytes: self.rate_bytes,
             max_latency_ms: self.max_latency_ms,
             max_lag: self.max_lag,
+            max_load: self.max_load,
             times: self.between.map(Times::Between),
             memory_bytes: None,
         }
@@ -70,6 +75,7 @@ impl Default for TransferOptions {
             rate_bytes: None,
             max_latency_ms: None,
             max_lag: None,
+            max_load: None,
             between: None,
             stall_ms: STALL_MS,
         }

@@ -17,6 +17,7 @@ use whimbrel_core::units::{
 };
 
 use crate::lag::{Lag, MaxLag};
+use crate::load::MaxLoad;
 use crate::memory::MemoryBudget;
 
 /// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second.
@@ -92,6 +93,8 @@ struct Slowed {
     max_latency_ms: Option<u64>,
     /// How far replicas of the target may be behind.
     max_lag: Option<MaxLag>,
+    /// How much of a core a server may use, in percent.
+    max_load: MaxLoad,
     /// Keys a second that slow servers allow.
     per_second: Option<f64>,
     /// Keys that may pass at once; below 0 while a batch is paid off. It grows with the rate of the moment,
@@ -112,6 +115,8 @@ pub(crate) enum Strain {
     Latency(f64),
     /// How far a replica of the target is behind.
     Lag(Lag),
+    /// How much of a core the busiest server used, in percent.
+    Load(f64),
 }
 
 impl Slowed {
@@ -153,6 +158,10 @@ pub struct RateChange {
     /// as they like.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_lag: Option<MaxLag>,
+    /// How much of a core a server may use before keys are moved slower; [`MaxLoad::NONE`] for as much as it
+    /// likes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_load: Option<MaxLoad>,
     /// When keys move at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
@@ -179,6 +188,7 @@ impl RateChange {
             bytes: later.bytes.or(self.bytes),
             max_latency_ms: later.max_latency_ms.or(self.max_latency_ms),
             max_lag: later.max_lag.or(self.max_lag),
+            max_load: later.max_load.or(self.max_load),
             times: later.times.or(self.times),
             memory_bytes: later.memory_bytes.or(self.memory_bytes),
         }
@@ -186,13 +196,13 @@ impl RateChange {
 }
 
 /// As people write one of them: `rate-keys=1000`, `rate-bytes=10MiB`, `max-latency=5ms`, `max-lag=64MiB`,
-/// `between=01:00-05:00`, each with `none` for no bound; and `memory=64MiB`.
+/// `max-load=60%`, `between=01:00-05:00`, each with `none` for no bound; and `memory=64MiB`.
 impl FromStr for RateChange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RateChange, String> {
-        const FORMS: &str = "write rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME or \
-            between=FROM-UNTIL, or none for no bound; or memory=BYTES";
+        const FORMS: &str = "write rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, \
+            max-load=PERCENT or between=FROM-UNTIL, or none for no bound; or memory=BYTES";
         let (name, value) = text.split_once('=').ok_or(FORMS)?;
         let number = |parsed: Result<u64, ParseUnitError>| match value {
             "none" => Ok(Some(0)),
@@ -206,6 +216,8 @@ impl FromStr for RateChange {
             "max-latency" => Ok(RateChange { max_latency_ms: number(millis(value))?, ..none }),
             "max-lag" if value == "none" => Ok(RateChange { max_lag: Some(MaxLag::NONE), ..none }),
             "max-lag" => Ok(RateChange { max_lag: Some(value.parse()?), ..none }),
+            "max-load" if value == "none" => Ok(RateChange { max_load: Some(MaxLoad::NONE), ..none }),
+            "max-load" => Ok(RateChange { max_load: Some(value.parse()?), ..none }),
             "between" if value == "none" => Ok(RateChange { times: Some(Times::Any), ..none }),
             "between" => {
                 let window = value.parse().map_err(|e: TimeError| e.to_string())?;
@@ -235,6 +247,9 @@ pub struct RatesNow {
     /// How far replicas of the target may be behind before keys are moved slower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_lag: Option<MaxLag>,
+    /// How much of a core a server may use before keys are moved slower, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_load: Option<MaxLoad>,
     /// The times of the day at which keys move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<Window>,
@@ -269,10 +284,11 @@ impl fmt::Display for RatesNow {
         let bytes = self.rate_bytes.map(|rate| format!("{} a second", format_bytes(rate)));
         let latency = self.max_latency_ms.map(|ms| format!("slower where a server takes over {ms} ms"));
         let lag = self.max_lag.map(|lag| format!("slower where a replica is over {lag} behind"));
+        let load = self.max_load.map(|load| format!("slower where a server uses over {load} of a core"));
         let between = self.between.map(|window| format!("between {window}"));
         let memory = self.memory_bytes.map(|bytes| format!("values of {} in flight", format_bytes(bytes)));
         let bounds: Vec<String> =
-            [keys, bytes, latency, lag, between, memory].into_iter().flatten().collect();
+            [keys, bytes, latency, lag, load, between, memory].into_iter().flatten().collect();
         let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
         write!(f, "{bounds}{}", self.pause_in_words().map(|words| format!("; {words}")).unwrap_or_default())
     }
@@ -301,6 +317,7 @@ impl Rates {
         let slowed = Mutex::new(Slowed {
             max_latency_ms: None,
             max_lag: None,
+            max_load: MaxLoad::NONE,
             per_second: None,
             allowed: 0.0,
             grown_at: Instant::now(),
@@ -352,9 +369,14 @@ impl Rates {
         self.0.slowed.lock().max_lag
     }
 
+    /// How much of a core a server may use, in percent; `None` for as much as it likes.
+    pub(crate) fn max_load_percent(&self) -> Option<u64> {
+        self.0.slowed.lock().max_load.percent()
+    }
+
     /// Whether there is a bound for one of these.
     pub(crate) fn is_limited(&self) -> bool {
-        self.max_latency_ms().is_some() || self.max_lag().is_some()
+        self.max_latency_ms().is_some() || self.max_lag().is_some() || self.max_load_percent().is_some()
     }
 
     /// Waits until there is.
@@ -428,6 +450,9 @@ impl Rates {
         let why = match slowed.strain {
             Strain::Latency(ms) => format!("a server took {ms:.1} of {} ms", slowed.max_latency_ms?),
             Strain::Lag(lag) => format!("a replica of the target {}", lag.in_words(slowed.max_lag?)),
+            Strain::Load(percent) => {
+                format!("a server uses {percent:.0}% of a core, of {}", slowed.max_load)
+            }
         };
         Some(format!("slowed to {} a second: {why}", format_count_of(rate as u64, "key")))
     }
@@ -462,6 +487,9 @@ impl Rates {
         if let Some(lag) = change.max_lag {
             self.0.slowed.lock().max_lag = Some(lag).filter(|lag| *lag != MaxLag::NONE);
         }
+        if let Some(load) = change.max_load {
+            self.0.slowed.lock().max_load = load;
+        }
         if let Some(times) = change.times {
             *self.0.window.lock() = match times {
                 Times::Any => None,
@@ -488,6 +516,7 @@ impl Rates {
         let of = |bucket: &Mutex<Bucket>| bucket.lock().per_second.map(|rate| rate as u64);
         let (rate_keys, rate_bytes) = (of(&self.0.keys), of(&self.0.bytes));
         let (max_latency_ms, max_lag) = (self.max_latency_ms(), self.max_lag());
+        let max_load = Some(self.0.slowed.lock().max_load).filter(|load| *load != MaxLoad::NONE);
         let (between, pause) = (*self.0.window.lock(), *self.0.pause.borrow());
         let Pause { by_user: paused, until_s: paused_until_s } = pause;
         let memory_bytes = self.0.memory.lock().1;
@@ -496,6 +525,7 @@ impl Rates {
             rate_bytes,
             max_latency_ms,
             max_lag,
+            max_load,
             between,
             paused_until_s,
             memory_bytes,
@@ -570,6 +600,7 @@ mod tests {
             bytes: Some(0),
             max_latency_ms,
             max_lag,
+            max_load: Some(MaxLoad::NONE),
             times,
             memory_bytes: Some(8 << 20),
         };
@@ -581,6 +612,8 @@ mod tests {
                 "max-latency=5ms",
                 "max-lag=5s",
                 "max-lag=none",
+                "max-load=60%",
+                "max-load=none",
                 "between=01:00-05:00Z",
                 "memory=8MiB",
             ]),
@@ -590,6 +623,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<RateChange>(&written).expect("a change"), change);
         assert!(parsed(&["memory=none"]).is_err_and(|why| why.contains("more than nothing")));
         assert!(parsed(&["between=1-5"]).is_err_and(|why| why.contains("01:00-05:00")));
+        assert!(parsed(&["max-load=0"]).is_err_and(|why| why.contains("1% to 100%")));
         assert!(parsed(&["lanes=4"]).is_err_and(|why| why.starts_with("lanes cannot be changed")));
         assert!(parsed(&["max-latency"]).is_err());
     }

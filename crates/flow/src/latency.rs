@@ -1,10 +1,11 @@
-//! Slows a job down for as long as its servers are slow to answer, or replicas of its target are behind; and
-//! keeps it to its times of the day.
+//! Slows a job down for as long as its servers are slow to answer or busy, or replicas of its target are
+//! behind; and keeps it to its times of the day.
 //!
 //! A connection to each primary of both sides sends `PING` every [`PERIOD`]. What the slowest of them takes
 //! is compared with the limit of the job's [`Rates`]. It is what a client at the same place would wait: the
 //! way to the server and back, and all that the server does before. Those that are written to are also asked
-//! how far their replicas are, every [`LAG_PERIOD`]: see [`crate::lag`]. What is worse, by its limit, counts.
+//! how far their replicas are, every [`INFO_PERIOD`]: see [`crate::lag`]; and all how much of a core they use:
+//! see [`crate::load`]. What is worst, by its limit, counts.
 //! Above the limit the job reads fewer keys a second, below it more again, step by step ([`next_rate`]).
 
 use std::collections::{BTreeSet, VecDeque};
@@ -22,6 +23,7 @@ use whimbrel_engine::probe::Info;
 
 use crate::budget::{Rates, Strain, now_s};
 use crate::lag::{Lag, Offsets};
+use crate::load::Used;
 
 /// Between two questions to one primary, where there are no more than [`NODES_OFTEN`].
 const PERIOD: Duration = Duration::from_millis(20);
@@ -29,8 +31,8 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// With more primaries each of them is asked less often, so that the questions themselves cost nothing.
 const NODES_OFTEN: usize = 16;
 
-/// Between two questions for replicas to one primary: they tell more once a second.
-const LAG_PERIOD: Duration = Duration::from_millis(250);
+/// Between two questions to one primary for its replicas, or its load: replicas tell more once a second.
+const INFO_PERIOD: Duration = Duration::from_millis(250);
 
 /// How far back answers count.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -150,7 +152,14 @@ fn worst(rates: &Rates, answers: &[Arc<Mutex<Answers>>]) -> Option<(Strain, f64)
         };
         answers.iter().filter_map(of)
     });
-    latency.into_iter().chain(lags).max_by(|(_, a), (_, b)| a.total_cmp(b))
+    let loads = rates.max_load_percent().into_iter().flat_map(|allowed| {
+        let of = move |one: &Arc<Mutex<Answers>>| {
+            let load = one.lock().load_at(now)?;
+            Some((Strain::Load(load), load / allowed as f64))
+        };
+        answers.iter().filter_map(of)
+    });
+    latency.into_iter().chain(lags).chain(loads).max_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
 /// One that is asked.
@@ -190,7 +199,7 @@ struct Asked {
 /// Asks one primary, for ever. One that cannot be reached is for others to report: its job waits for it.
 async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, asked: Asked) -> Infallible {
     let mut link: Option<Link> = None;
-    let (mut offsets, mut lag_asked) = (Offsets::default(), None::<Instant>);
+    let (mut offsets, mut used, mut info_asked) = (Offsets::default(), Used::default(), None::<Instant>);
     loop {
         let Some(open) = &mut link else {
             link = deployment.open(&address, 0).await.ok();
@@ -203,19 +212,9 @@ async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, as
             answers = matches!(timeout(ANSWER_MAX, open.ask(&[b"PING"])).await, Ok(Ok(_)));
             asked.answers.lock().add(began, began.elapsed());
         }
-        let is_due = lag_asked.is_none_or(|at| at.elapsed() >= LAG_PERIOD);
-        if let Some(allowed) = asked.rates.max_lag().filter(|_| asked.is_written && answers && is_due) {
-            lag_asked = Some(began);
-            answers = match timeout(ANSWER_MAX, open.ask(&[b"INFO", b"replication"])).await {
-                Ok(Ok(reply)) => {
-                    // Who may not ask gets an error, and no limit.
-                    let info = reply.as_bytes().map(|text| Info::parse(text));
-                    let lag = info.and_then(|info| offsets.behind(&info, allowed, Instant::now()));
-                    asked.answers.lock().lag = lag.map(|lag| (Instant::now(), lag));
-                    true
-                }
-                _ => false,
-            };
+        if answers && info_asked.is_none_or(|at| at.elapsed() >= INFO_PERIOD) {
+            info_asked = Some(began);
+            answers = ask_for_info(open, &asked, &mut offsets, &mut used).await;
         }
         if !answers {
             // A reply that comes late must not be taken for that of the next question.
@@ -225,12 +224,38 @@ async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, as
     }
 }
 
+/// Asks one primary for its replicas and its load, where these are limited; false where it does not answer.
+async fn ask_for_info(link: &mut Link, asked: &Asked, offsets: &mut Offsets, used: &mut Used) -> bool {
+    if let Some(allowed) = asked.rates.max_lag().filter(|_| asked.is_written) {
+        let Some(info) = info_of(link, b"replication").await else { return false };
+        let lag = info.and_then(|info| offsets.behind(&info, allowed, Instant::now()));
+        asked.answers.lock().lag = lag.map(|lag| (Instant::now(), lag));
+    }
+    if asked.rates.max_load_percent().is_some() {
+        let Some(info) = info_of(link, b"cpu").await else { return false };
+        let load = info.and_then(|info| used.percent(&info, Instant::now()));
+        asked.answers.lock().load = load.map(|load| (Instant::now(), load));
+    }
+    true
+}
+
+/// What a server says of itself; within it `None` of a user who may not ask, who gets an error and no limit.
+/// `None` where it does not answer.
+async fn info_of(link: &mut Link, section: &[u8]) -> Option<Option<Info>> {
+    match timeout(ANSWER_MAX, link.ask(&[b"INFO", section])).await {
+        Ok(Ok(reply)) => Some(reply.as_bytes().map(|text| Info::parse(text))),
+        _ => None,
+    }
+}
+
 /// What was answered lately.
 #[derive(Debug, Default)]
 struct Answers {
     took: VecDeque<(Instant, Duration)>,
     /// How far the last of its replicas is behind, and when that was said.
     lag: Option<(Instant, Lag)>,
+    /// How much of a core it uses, in percent, and when that was said.
+    load: Option<(Instant, f64)>,
 }
 
 impl Answers {
@@ -240,8 +265,12 @@ impl Answers {
 
     /// How far replicas are behind, where that was said lately.
     fn lag_at(&self, now: Instant) -> Option<Lag> {
-        let is_new = |(at, _): &(Instant, Lag)| now.saturating_duration_since(*at) <= ANSWER_MAX + WINDOW;
-        self.lag.filter(is_new).map(|(_, lag)| lag)
+        self.lag.filter(|(at, _)| is_new(*at, now)).map(|(_, lag)| lag)
+    }
+
+    /// How much of a core it uses, where that was said lately.
+    fn load_at(&self, now: Instant) -> Option<f64> {
+        self.load.filter(|(at, _)| is_new(*at, now)).map(|(_, load)| load)
     }
 
     /// The slowest answers but one in fifty, in milliseconds: one that is slow by chance slows nobody down.
@@ -255,6 +284,11 @@ impl Answers {
         let at = took.len().checked_sub(1 + took.len() / 50)?;
         Some(took[at].as_secs_f64() * 1000.0)
     }
+}
+
+/// Whether what was said `at` that moment still counts.
+fn is_new(at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(at) <= ANSWER_MAX + WINDOW
 }
 
 /// What happened since the last step.
@@ -342,5 +376,23 @@ mod tests {
         assert_eq!(worst(&limits(None, bytes(200)), &answers), Some((Strain::Lag(Lag::Bytes(300)), 1.5)));
         assert_eq!(worst(&limits(None, None), &answers), None);
         assert_eq!(answers[0].lock().lag_at(now + Duration::from_secs(5)), None);
+    }
+
+    #[test]
+    fn busy_servers_slow_a_job_down() {
+        use crate::budget::RateChange;
+        let now = Instant::now();
+        let of = |load: f64| Arc::new(Mutex::new(Answers { load: Some((now, load)), ..Answers::default() }));
+        let answers = [of(30.0), of(90.0)];
+        let limits = |percent: &str| {
+            Rates::of(RateChange {
+                max_load: Some(percent.parse().expect("a load")),
+                ..RateChange::default()
+            })
+        };
+        assert_eq!(worst(&limits("60%"), &answers), Some((Strain::Load(90.0), 1.5)));
+        assert_eq!(worst(&limits("100%"), &answers), Some((Strain::Load(90.0), 0.9)));
+        assert_eq!(worst(&Rates::default(), &answers), None);
+        assert_eq!(answers[0].lock().load_at(now + Duration::from_secs(5)), None);
     }
 }

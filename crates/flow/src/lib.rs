@@ -14,6 +14,7 @@
 //! - [`scan`]: enumerates the keys of one shard and database, across dropped links and restarts;
 //! - [`journal`]: what a killed copy needs in order to go on;
 //! - [`documents`]: the file of a journal, which outlives a full disk;
+//! - [`latency`], [`lag`], [`load`]: slow a job down for the sake of its servers and their replicas;
 //! - [`budget`], [`retry`], [`progress`]: bounds on memory and speed, on tries, and what a display reads.
 
 pub mod assess;
@@ -26,6 +27,7 @@ pub mod lag;
 pub mod large;
 pub mod latency;
 pub mod legacy;
+pub mod load;
 pub mod losses;
 mod memory;
 pub mod modules;

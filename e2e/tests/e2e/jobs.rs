@@ -351,6 +351,27 @@ fn a_busy_server_slows_a_copy_down() {
     Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
 }
 
+/// With `--max-load` a server that uses more of its core slows a copy down.
+#[test]
+fn a_server_that_uses_its_core_slows_a_copy_down() {
+    let place = Fixture::new();
+    let busy = Busy::begin(&place.source);
+    let (from, to) = (place.source.addr(), place.target.addr());
+    let limits = ["--rate-keys", "500", "--max-load", "5%", "--report", "1"];
+    let args = [&["copy", &from, &to, "--state-dir", place.state()], &limits[..]].concat();
+    let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+    let words = "of a core, of 5%";
+    assert!(running.wait_for_text(words, PATIENCE), "{}{}", running.stdout(), running.stderr());
+    drop(busy);
+    let job = place.open_job();
+    assert_eq!(job["max_load"], 5, "{job:#}");
+    let set = place.jobs(&["set", name_of(&job), "rate-keys=none", "max-load=none"]).expect_code(0);
+    assert!(set.stdout.contains("no rate is set"), "{}", set.stdout);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    let wrong = place.jobs(&["set", name_of(&job), "max-load=200%"]);
+    assert!(wrong.stderr.contains("1% to 100%"), "{}", wrong.stderr);
+}
+
 /// With `--max-lag` a replica of the target that is behind slows a copy down.
 #[test]
 fn a_replica_that_is_behind_slows_a_copy_down() {

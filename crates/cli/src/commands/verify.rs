@@ -45,6 +45,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let limits = RateChange {
         keys: args.rate_keys,
         max_latency_ms: args.max_latency,
+        max_load: args.max_load,
         times: args.between.map(Times::Between),
         ..RateChange::default()
     };

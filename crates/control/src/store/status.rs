@@ -253,7 +253,7 @@ impl Status {
     /// The same, whose command that goes on with it has these limits as well.
     #[must_use]
     pub fn going_on_at(self, limits: &RateChange) -> Status {
-        let RateChange { keys, bytes, max_latency_ms, max_lag, .. } = limits;
+        let RateChange { keys, bytes, max_latency_ms, max_lag, max_load, .. } = limits;
         self.going_on_with("rate-keys", *keys)
             .going_on_with("rate-bytes", *bytes)
             .going_on_with("max-latency", max_latency_ms.map(|ms| format!("{ms}ms")))
@@ -264,6 +264,7 @@ impl Status {
                     MaxLag::Ms(ms) => format!("{ms}ms"),
                 }),
             )
+            .going_on_with("max-load", *max_load)
     }
 
     /// The same, whose command that goes on with it has this switch as well, where it `is_on`.

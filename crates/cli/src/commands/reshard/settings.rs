@@ -37,6 +37,7 @@ pub fn settings(moving: &MovingArgs, method: Method) -> Settings {
             rate_bytes: moving.rate_bytes,
             max_latency_ms: moving.max_latency,
             max_lag: moving.max_lag,
+            max_load: moving.max_load,
             between: moving.between,
             stall_ms: moving.stall,
             ..TransferOptions::default()

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use whimbrel_core::schedule::Window;
 use whimbrel_core::units::parse_count;
+use whimbrel_flow::load::MaxLoad;
 
 use super::shared::{Beforehand, JobArgs, Limits, Resuming, Show, Sides, Which};
 use whimbrel_control::values::parse_ms;
@@ -152,6 +153,10 @@ pub struct VerifyArgs {
     /// Read fewer keys while a server takes longer than this for an answer
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
+
+    /// Read fewer keys while a server uses more of a core than this: 60%
+    #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
+    pub max_load: Option<MaxLoad>,
 
     /// Compare at this time of the day only: 01:00-05:00, which is UTC, or 01:00-05:00+01:00
     #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]

@@ -10,6 +10,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::lag::MaxLag;
+use whimbrel_flow::load::MaxLoad;
 
 use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
@@ -114,6 +115,10 @@ pub struct MovingArgs {
     #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
     pub max_lag: Option<MaxLag>,
 
+    /// Move fewer keys while a node uses more of a core than this: 60% (external)
+    #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
+    pub max_load: Option<MaxLoad>,
+
     /// Move keys, and begin handovers, at this time of the day only: 01:00-05:00, which is UTC, or
     /// 01:00-05:00+01:00 (external)
     #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
@@ -130,7 +135,7 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "max_lag", "between", "name", "on", "state_dir", "native_stall",
+            "rate_bytes", "max_latency", "max_lag", "max_load", "between", "name", "on", "state_dir", "native_stall",
             "stall",
     ])]
     pub server: Option<String>,
@@ -168,6 +173,7 @@ impl MovingArgs {
             (self.rate_bytes.is_some(), "--rate-bytes"),
             (self.max_latency.is_some(), "--max-latency"),
             (self.max_lag.is_some(), "--max-lag"),
+            (self.max_load.is_some(), "--max-load"),
             (self.between.is_some(), "--between"),
         ]
         .into_iter()
@@ -415,7 +421,7 @@ pub enum JobsCommand {
     Set {
         /// Its name
         job: String,
-        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME: at most that, or none;
+        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, max-load=PERCENT: at most that, or none;
         /// between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a sync
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,

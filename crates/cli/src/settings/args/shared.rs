@@ -12,7 +12,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 use whimbrel_engine::error::Result;
 use whimbrel_flow::budget::{RateChange, Rates, Times};
-use whimbrel_flow::{copy::LaneCounts, journal, lag::MaxLag};
+use whimbrel_flow::{copy::LaneCounts, journal, lag::MaxLag, load::MaxLoad};
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
@@ -99,6 +99,10 @@ pub struct Limits {
     #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
     pub max_lag: Option<MaxLag>,
 
+    /// Read fewer keys while a server uses more of a core than this: 60%
+    #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
+    pub max_load: Option<MaxLoad>,
+
     /// Move keys at this time of the day only: 01:00-05:00, which is UTC, or 01:00-05:00+01:00
     #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
     pub between: Option<Window>,
@@ -141,6 +145,7 @@ impl Limits {
             bytes: self.rate_bytes,
             max_latency_ms: self.max_latency,
             max_lag: self.max_lag,
+            max_load: self.max_load,
             times: self.between.map(Times::Between),
             memory_bytes: None,
         }
