@@ -3,6 +3,7 @@
 
 mod faults;
 mod load;
+mod standby;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

@@ -65,6 +65,10 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
             let number = status.find(member)?.member;
             (vec!["LEAVE".to_owned(), number.to_string()], Goal::Gone(number), order)
         }
+        FleetCommand::Dead { member, order, .. } => {
+            let number = status.find(member)?.member;
+            (vec!["DEAD".to_owned(), number.to_string()], Goal::Gone(number), order)
+        }
         FleetCommand::Drain { which, order, .. } => match (&which.member, &which.backend) {
             (Some(member), _) => {
                 let number = status.find(member)?.member;
@@ -106,7 +110,9 @@ fn question(
 ) -> Option<(Beforehand, bool, Question)> {
     let (ask, dry_run, and_leave) = match command {
         FleetCommand::Leave { ask, dry_run, .. } => (*ask, *dry_run, " and leave the fleet"),
-        FleetCommand::Drain { ask, dry_run, .. } => (*ask, *dry_run, ""),
+        FleetCommand::Drain { ask, dry_run, .. } | FleetCommand::Dead { ask, dry_run, .. } => {
+            (*ask, *dry_run, "")
+        }
         _ => return None,
     };
     let of_fleet = format!("of a fleet of {}", format_count_of(status.members.len() as u64, "member"));
@@ -119,6 +125,17 @@ fn question(
         Goal::Settled => return None,
     };
     let left = format_count(goal.left(status));
+    if let FleetCommand::Dead { ask, dry_run, .. } = command
+        && let Goal::Gone(number) = goal
+    {
+        let named = status.member(*number).map(|member| member.name.clone());
+        let name = named.filter(|name| !name.is_empty()).unwrap_or_else(|| number.to_string());
+        let text = format!(
+            "Give the {left} partitions of member {number} ({name}) {of_fleet} to others at once? Its process \
+             has to be gone: if it runs, two members serve the same slots until its lease ends."
+        );
+        return Some((*ask, *dry_run, Question::typed(text, name)));
+    }
     let text = format!("Have {what} ({left}) to others{and_leave}?");
     Some((ask, dry_run, Question::new(text)))
 }

@@ -49,6 +49,10 @@ pub(super) async fn answer(sub: &[u8], args: &[Bytes], fleet: Option<&Fleet>) ->
             Some(member) => fleet.leave(member).await,
             None => return no_number(),
         },
+        (b"DEAD", [member]) => match number(member) {
+            Some(member) => fleet.dead(member).await,
+            None => return no_number(),
+        },
         (b"DRAIN", [member]) => match number(member) {
             Some(member) => fleet.drain(member).await,
             None => return no_number(),
@@ -69,7 +73,8 @@ pub(super) async fn answer(sub: &[u8], args: &[Bytes], fleet: Option<&Fleet>) ->
             return Box::pin(answer(order, args, Some(&fleet.rehearsing()))).await;
         }
         (b"HELP", []) => return help(),
-        (b"STATUS" | b"LEAVE" | b"DRAIN" | b"JOIN" | b"PLACE" | b"REBALANCE" | b"REHEARSE" | b"HELP", _) => {
+        (b"STATUS" | b"LEAVE" | b"DEAD" | b"DRAIN" | b"JOIN" | b"PLACE", _)
+        | (b"REBALANCE" | b"REHEARSE" | b"HELP", _) => {
             return wrong_number(&format!("fleet|{}", shown(sub).to_ascii_lowercase()));
         }
         _ => return unknown_subcommand("FLEET", sub),
@@ -99,6 +104,8 @@ fn no_number() -> Value {
 fn help() -> Value {
     let lines = [
         "FLEET <subcommand> [<arg> ...]. Subcommands are:",
+        "DEAD <member>",
+        "    Give what a member had to others at once. Its process must be gone.",
         "DRAIN <member>",
         "    Have a member give its partitions to others, and stay without any.",
         "JOIN <member> [<weight>]",

@@ -6,8 +6,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::{
     Coordinator, Enrolled, Input, MemberId, Options, Order, Output, Recipient, Record, Report, Snapshot,
@@ -31,6 +32,11 @@ const EVENTS_MAX: usize = 4_096;
 /// How many of those that were to leave are remembered, to say of them that they have left.
 const LEFT_MAX: usize = 64;
 
+/// How often, how far apart and how patiently it is looked whether nobody listens at a member's address.
+const REFUSAL_TRIES: u32 = 10;
+const REFUSAL_PAUSE: Duration = Duration::from_millis(20);
+const REFUSAL_WITHIN: Duration = Duration::from_secs(1);
+
 /// How a fleet is coordinated.
 #[derive(Debug, Clone)]
 pub struct FleetOptions {
@@ -40,6 +46,8 @@ pub struct FleetOptions {
     pub backends: Vec<(String, String)>,
     /// How the machine works.
     pub machine: Options,
+    /// Whether a member counts as dead as soon as its connection has ended and nobody listens at its address.
+    pub trusts_refusals: bool,
 }
 
 /// What the thread does that has the journal.
@@ -83,6 +91,9 @@ pub struct Coordination {
     failed: u64,
     /// Who was to leave lately, at most [`LEFT_MAX`]: a member may be gone before anybody looks.
     left: VecDeque<MemberId>,
+    trusts_refusals: bool,
+    /// For what looks after members in the background. It keeps nobody waiting for more events.
+    tell: mpsc::WeakSender<Event>,
     /// Where the journal is.
     place: String,
     /// Until when nobody else is the coordinator, where there are several.
@@ -100,7 +111,14 @@ impl Coordination {
     pub fn open(path: &Path, options: FleetOptions) -> Result<(Fleet, Coordination)> {
         let (mut journal, snapshot) = FleetJournal::open(path, options.partitions)?;
         let backends = journal.name_backends(&options.backends)?;
-        Ok(Coordination::on(path, journal, snapshot, backends, options.machine))
+        let (fleet, mut coordination) = Coordination::on(path, journal, snapshot, backends, options.machine);
+        coordination.trust_refusals(options.trusts_refusals);
+        Ok((fleet, coordination))
+    }
+
+    /// Whether a member counts as dead as soon as its connection has ended and nobody listens at its address.
+    pub(super) fn trust_refusals(&mut self, trusts: bool) {
+        self.trusts_refusals = trusts;
     }
 
     /// Goes on from `snapshot`, on a journal whose term is the snapshot's.
@@ -161,6 +179,8 @@ impl Coordination {
             moved: 0,
             failed: 0,
             left: VecDeque::new(),
+            trusts_refusals: false,
+            tell: sender.downgrade(),
             place,
             reign,
             reigns_until_ms: u64::MAX,
@@ -242,7 +262,8 @@ impl Coordination {
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Linked(link, outbox, hello) => self.links.open(link, outbox, hello),
-            Event::Ended(link) => self.links.close(link),
+            Event::Ended(link) => self.ended(link),
+            Event::Refuses(member) => return self.refuses(member),
             Event::Said(link, said) => return self.hear(link, said),
             Event::Written(Err(error)) => return Err(error),
             Event::Written(Ok(upto)) => {
@@ -260,6 +281,35 @@ impl Coordination {
             Event::Asked(question, answer) => return self.answer(&question, answer),
         }
         Ok(())
+    }
+
+    /// Where the member's host says that nobody listens at its address, its process is gone: what it owns need
+    /// not wait for the end of its lease.
+    fn ended(&mut self, link: u64) {
+        let member = self.links.member_of(link);
+        self.links.close(link);
+        let Some(member) = member.filter(|member| self.trusts_refusals && !self.links.is_linked(*member))
+        else {
+            return;
+        };
+        let address = self.links.known.get(&member).map(|known| known.hello.address.clone());
+        let (Some(address), tell) = (address, self.tell.clone()) else { return };
+        tokio::spawn(async move {
+            if is_refused(&address).await
+                && let Some(tell) = tell.upgrade()
+            {
+                // Where the coordinator has ended, the next one waits for the lease.
+                let _ = tell.send(Event::Refuses(member)).await;
+            }
+        });
+    }
+
+    fn refuses(&mut self, member: MemberId) -> Result<()> {
+        // It has connected again meanwhile: somebody else was asked.
+        if self.links.is_linked(member) {
+            return Ok(());
+        }
+        self.take_in(Input::Dead(member))
     }
 
     fn leaving(&self) -> impl Iterator<Item = MemberId> {
@@ -481,6 +531,7 @@ impl Coordination {
     fn input(&self, question: &Question) -> std::result::Result<Input, Refused> {
         match question {
             Question::Leave(member) => self.may_give_up(*member).map(|()| Input::Leave(*member)),
+            Question::Dead(member) => self.may_be_dead(*member).map(|()| Input::Dead(*member)),
             Question::Weigh(member, weight) => self.weigh(*member, *weight),
             Question::Place(backend, weight) => self.place(backend, *weight),
             // Neither of the others carries anything out.
@@ -532,9 +583,23 @@ impl Coordination {
         Err(Refused::Unfit(format!("nobody else takes the partitions of member {member}")))
     }
 
+    /// Whether nothing speaks against a member's death: one that was just heard of is not dead.
+    fn may_be_dead(&self, member: MemberId) -> std::result::Result<(), Refused> {
+        self.enrolled(member)?;
+        let known = self.links.known.get(&member).filter(|_| self.links.is_linked(member));
+        let silent_ms = known.map(|known| clock::now_ms().saturating_sub(known.heard_ms));
+        match silent_ms.filter(|ms| *ms < self.lease_ms / 2) {
+            Some(ms) => Err(Refused::Unfit(format!(
+                "member {member} is not dead: it was heard of {ms} ms ago; whimbrel fleet leave has it go"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     fn status(&self) -> FleetStatus {
         let table = self.machine.table();
         let mut owned: BTreeMap<MemberId, u64> = BTreeMap::new();
+        let mut stands_by: BTreeMap<MemberId, u64> = BTreeMap::new();
         let mut placed: BTreeMap<u32, u64> = BTreeMap::new();
         let mut unowned = 0;
         for row in table.rows() {
@@ -542,6 +607,9 @@ impl Coordination {
             match row.holders.owner() {
                 Some(owner) => *owned.entry(owner).or_default() += 1,
                 None => unowned += 1,
+            }
+            for member in row.holders.as_slice().iter().skip(1) {
+                *stands_by.entry(*member).or_default() += 1;
             }
         }
         let now_ms = clock::now_ms();
@@ -558,6 +626,7 @@ impl Coordination {
                 leaving: enrolled.is_leaving,
                 connected: self.links.is_linked(id),
                 owned: owned.get(&id).copied().unwrap_or_default(),
+                stands_by: stands_by.get(&id).copied().unwrap_or_default(),
                 moves,
                 lag,
                 silent_ms: known.map(|known| now_ms.saturating_sub(known.heard_ms)),
@@ -590,6 +659,19 @@ impl Coordination {
             left: self.left.iter().map(|member| member.0).collect(),
         }
     }
+}
+
+/// Whether the host of this address says that nobody listens there. A process that is being ended may listen
+/// a moment longer than its connections last.
+async fn is_refused(address: &str) -> bool {
+    for _ in 0..REFUSAL_TRIES {
+        match timeout(REFUSAL_WITHIN, TcpStream::connect(address)).await {
+            Ok(Err(e)) if e.kind() == std::io::ErrorKind::ConnectionRefused => return true,
+            Ok(Ok(_)) => sleep(REFUSAL_PAUSE).await,
+            _ => return false,
+        }
+    }
+    false
 }
 
 /// Writes what comes, in a thread of its own: the disk may take its time. It ends with the coordinator, or

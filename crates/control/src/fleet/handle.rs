@@ -87,6 +87,7 @@ impl Post {
 pub(super) enum Question {
     Status,
     Leave(MemberId),
+    Dead(MemberId),
     /// A weight for a member; where none is given, the one that it came with.
     Weigh(MemberId, Option<u32>),
     /// A part of the data for a backend, by its name.
@@ -105,6 +106,8 @@ pub(super) enum Event {
     Said(u64, FromMember),
     /// Its connection has ended.
     Ended(u64),
+    /// Nobody listens at the address of this member any more.
+    Refuses(MemberId),
     Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
     /// Everything up to this number is on disk, or why not.
     Written(std::result::Result<u64, Error>),
@@ -199,6 +202,15 @@ impl Fleet {
     /// [`Refused`] where there is no such member, or nobody else who takes partitions.
     pub async fn leave(&self, member: u32) -> Result<(), Refused> {
         self.ask(Question::Leave(MemberId(member))).await.map(drop)
+    }
+
+    /// Takes a member for dead: what it owns goes to others at once, and not when its lease has ended. Its
+    /// process must be gone; while it serves, two members would serve the same partitions.
+    ///
+    /// # Errors
+    /// [`Refused`] where there is no such member, or it was just heard of.
+    pub async fn dead(&self, member: u32) -> Result<(), Refused> {
+        self.ask(Question::Dead(MemberId(member))).await.map(drop)
     }
 
     /// Has a member give its partitions to others, and stay a member without any.

@@ -122,6 +122,9 @@ pub struct MemberStatus {
     pub connected: bool,
     /// Partitions that it owns.
     pub owned: u64,
+    /// Partitions that it owns at once where their owner is lost.
+    #[serde(default)]
+    pub stands_by: u64,
     /// Moves that it takes part in.
     pub moves: u32,
     /// Changes of the table that it has not received.

@@ -38,8 +38,12 @@ struct Coordinator {
 impl Coordinator {
     async fn start(password: Option<&str>, connections_max: usize) -> Coordinator {
         let folder = tempfile::tempdir().expect("a folder");
-        let options =
-            FleetOptions { partitions: PARTITIONS, backends: Vec::new(), machine: Options::default() };
+        let options = FleetOptions {
+            partitions: PARTITIONS,
+            backends: Vec::new(),
+            machine: Options::default(),
+            trusts_refusals: false,
+        };
         let (fleet, coordination) =
             Coordination::open(&folder.path().join("fleet"), options).expect("it opens");
         let mut options = DaemonOptions::new(([127, 0, 0, 1], 0).into());

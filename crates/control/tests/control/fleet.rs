@@ -50,7 +50,12 @@ struct Coordinator {
 impl Coordinator {
     async fn start(path: &Path, port: u16, password: Option<&str>) -> Coordinator {
         let backends = vec![("one".to_owned(), "redis://one:6379".to_owned())];
-        let options = FleetOptions { partitions: PARTITIONS, backends, machine: Options::default() };
+        let options = FleetOptions {
+            partitions: PARTITIONS,
+            backends,
+            machine: Options::default(),
+            trusts_refusals: false,
+        };
         let (fleet, coordination) = Coordination::open(path, options).expect("it opens");
         Coordinator::of(fleet, coordination, port, password).await
     }

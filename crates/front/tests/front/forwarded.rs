@@ -44,7 +44,8 @@ fn connect(address: SocketAddr) -> TcpStream {
 /// A coordinator and its only member, both in this process.
 async fn member(folder: &std::path::Path, backend: &Server, stop: &CancellationToken) -> Joined {
     let backends = vec![("one".to_owned(), backend.url())];
-    let options = FleetOptions { partitions: 16, backends, machine: Options::default() };
+    let options =
+        FleetOptions { partitions: 16, backends, machine: Options::default(), trusts_refusals: false };
     let (fleet, coordination) = Coordination::open(&folder.join("fleet"), options).expect("it opens");
     let options = DaemonOptions::new(([127, 0, 0, 1], 0).into());
     let services = Services::<Queue> { jobs: None, fleet: Some(fleet) };

@@ -18,6 +18,10 @@ pub struct Limits {
     pub settle_every: usize,
     /// No more states are looked at.
     pub states_max: usize,
+    /// How many members hold a partition.
+    pub copies: usize,
+    /// Whether coordinators may be told which member is dead, at any time after it is.
+    pub tells: bool,
 }
 
 /// What was found.
@@ -43,6 +47,7 @@ enum Act {
     Tick(Option<usize>),
     CoordinatorDies(usize),
     CoordinatorStarts(usize),
+    CoordinatorHearsOfTheDead(usize),
     Supersede,
     MemberIsReplaced(usize),
 }
@@ -80,6 +85,12 @@ fn successors(machines: &mut Machines, world: &World, ticks_until: u8, acts: &mu
         machines.start_coordinator(&mut next, 0);
         push(machines, Act::CoordinatorStarts(0), next);
     }
+    for at in (0..2).filter(|at| world.coordinators[*at] != NONE) {
+        let mut next = *world;
+        if machines.tell_of_the_dead(&mut next, at) {
+            push(machines, Act::CoordinatorHearsOfTheDead(at), next);
+        }
+    }
     let Some(faults) = world.faults.checked_sub(1) else { return };
     for at in (0..2).filter(|at| world.coordinators[*at] != NONE) {
         let mut next = World { faults, ..*world };
@@ -104,7 +115,7 @@ fn successors(machines: &mut Machines, world: &World, ticks_until: u8, acts: &mu
 /// Visits every state that can be reached within the limits, by the shortest ways, until one is found that
 /// must not be.
 pub fn explore(bug: Option<Bug>, limits: Limits) -> Report {
-    let mut machines = Machines::new(bug);
+    let mut machines = Machines::new(bug, limits.copies, limits.tells);
     let first = machines.first(limits.faults);
     let ticks_until = first.now + limits.ticks;
     let mut worlds = vec![first];
@@ -163,7 +174,7 @@ pub fn wander(bug: Option<Bug>, walks: Walks) -> Report {
     let mut report = Report { states: 0, steps: 0, machines: (0, 0), settled: 0, found: None };
     for walk in 0..walks.count {
         // New ones now and then, so that what they remember stays small.
-        let mut machines = Machines::new(bug);
+        let mut machines = Machines::new(bug, walks.limits.copies, walks.limits.tells);
         let mut chance = (walk + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = machines.first(walks.limits.faults);
         let ticks_until = first.now + walks.limits.ticks;

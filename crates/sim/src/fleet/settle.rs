@@ -89,6 +89,7 @@ impl Machines {
             steady: [STEADY_TICKS; MEMBERS],
             started: 0,
             faults,
+            dead: 0,
         };
         (0..MEMBERS).for_each(|at| self.replace_member(&mut world, at));
         world.mail = self.mails.number(Vec::new());

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use whimbrel_core::fleet::{
-    Action, Change, Coordinator, Input, Member, MemberInput, Options, Order, Output, Partition, Recipient,
-    Record, Report, Snapshot, ToCoordinator, ToMember,
+    Action, Change, Coordinator, Input, Member, MemberId, MemberInput, Options, Order, Output, Partition,
+    Recipient, Record, Report, Snapshot, ToCoordinator, ToMember,
 };
 
 /// How many members there are.
@@ -39,12 +39,14 @@ pub enum Bug {
     SameNumber,
     /// A coordinator reads what is written down before its term keeps the last one from writing.
     ClaimLate,
+    /// Somebody says that a member is dead which lives.
+    DeadTooSoon,
 }
 
 /// How the machines are set: the shortest times that are different from each other.
-pub fn options() -> Options {
+pub fn options(copies: usize) -> Options {
     Options {
-        copies: 1,
+        copies,
         lease_ms: 1,
         drift_per_mille: 500,
         retry_ms: 2,
@@ -162,6 +164,8 @@ pub struct World {
     pub started: u8,
     /// How many times something may still die or be replaced.
     pub faults: u8,
+    /// The member whose process was replaced last, which a coordinator may be told; 0 for none.
+    pub dead: u32,
 }
 
 /// Something a process takes in, as a key.
@@ -184,6 +188,10 @@ struct Effect {
 pub struct Machines {
     /// The mistake, if there is one.
     pub bug: Option<Bug>,
+    /// How many members hold a partition.
+    pub copies: usize,
+    /// Whether coordinators may be told which member is dead.
+    pub tells: bool,
     /// Coordinators.
     pub coordinators: Pool<Coordinator>,
     /// Members.
@@ -201,9 +209,11 @@ pub struct Machines {
 
 impl Machines {
     /// Machines that have not begun.
-    pub fn new(bug: Option<Bug>) -> Machines {
+    pub fn new(bug: Option<Bug>, copies: usize, tells: bool) -> Machines {
         Machines {
             bug,
+            copies,
+            tells,
             coordinators: Pool::new(),
             members: Pool::new(),
             disks: Pool::new(),
@@ -237,6 +247,15 @@ impl Machines {
         let mut mail = self.mails.get(world.mail).clone();
         mail.retain(|letter| self.matters(world, self.letters.get(*letter)));
         world.mail = self.mails.number(mail);
+        // Everybody who could be told of it has forgotten it already.
+        let dead = MemberId(world.dead);
+        let running = world.coordinators.iter().filter(|number| **number != NONE);
+        let mut running = running.map(|number| self.coordinators.get(*number));
+        if !self.disks.get(world.disk).members.contains_key(&dead)
+            && !running.any(|coordinator| coordinator.token_of(dead).is_some())
+        {
+            world.dead = 0;
+        }
     }
 
     fn matters(&self, world: &World, mail: &Mail) -> bool {
@@ -331,7 +350,8 @@ impl Machines {
             snapshot.next_member = snapshot.members.keys().map(|id| id.0 + 1).max().unwrap_or(1);
         }
         let mut out = Vec::new();
-        let coordinator = Coordinator::recover(snapshot, options(), u64::from(world.now), &mut out);
+        let coordinator =
+            Coordinator::recover(snapshot, options(self.copies), u64::from(world.now), &mut out);
         let effect = self.effect_of(coordinator, out);
         world.queues[at] = self.queues.number(Vec::new());
         self.take_effect(world, at, &effect);
@@ -487,9 +507,25 @@ impl Machines {
     /// A member dies, and another process takes its place that knows nothing.
     pub fn replace_member(&mut self, world: &mut World, at: usize) {
         world.started += 1;
-        let member = Member::new(u64::from(world.started) * 100, 1, options().retry_ms);
+        let before = Some(world.members[at]).filter(|number| *number != NONE);
+        let id = before.and_then(|number| self.members.get(number).id());
+        world.dead = id.filter(|_| self.tells).map_or(world.dead, |id| id.0);
+        let member = Member::new(u64::from(world.started) * 100, 1, options(self.copies).retry_ms);
         world.members[at] = self.members.number(member);
         self.send_to_member(world, at, MemberInput::Tick);
+    }
+
+    /// Who watches over processes tells a coordinator which one is gone, at any time after it is.
+    pub fn tell_of_the_dead(&mut self, world: &mut World, at: usize) -> bool {
+        let lives = self.bug == Some(Bug::DeadTooSoon);
+        let first = self.members.get(world.members[0]).id().filter(|_| lives).map(|id| id.0);
+        match first.unwrap_or(world.dead) {
+            0 => false,
+            dead => {
+                self.send_to_coordinator(world, at, Input::Dead(MemberId(dead)));
+                true
+            }
+        }
     }
 
     /// What must not be and is.

@@ -3,10 +3,11 @@
 use whimbrel_sim::fleet::{Bug, Limits, Report, Walks, explore, wander};
 
 /// The nearest states with one fault and two ticks of the clock. All of them would be many millions.
-const LIMITS: Limits = Limits { faults: 1, ticks: 2, settle_every: 1_009, states_max: 300_000 };
+const LIMITS: Limits =
+    Limits { faults: 1, ticks: 2, settle_every: 1_009, states_max: 300_000, copies: 1, tells: false };
 
 /// By chance: leases run out several times, and several processes die.
-const FAR: Limits = Limits { faults: 3, ticks: 9, ..LIMITS };
+const FAR: Limits = Limits { faults: 3, ticks: 9, tells: true, ..LIMITS };
 
 fn said(name: &str, report: &Report) {
     println!(
@@ -38,10 +39,24 @@ fn nothing_is_found_in_the_nearest_states() {
 
 #[test]
 fn nothing_is_found_on_long_ways() {
-    let report = wander(None, Walks { count: 1_000, steps: 150, limits: FAR });
-    said("long ways", &report);
-    if let Some(found) = report.found {
-        panic!("{found}");
+    for copies in [1, 2] {
+        let report = wander(None, Walks { count: 1_000, steps: 150, limits: Limits { copies, ..FAR } });
+        said("long ways", &report);
+        if let Some(found) = report.found {
+            panic!("{found}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_found_where_the_dead_are_told_of_and_others_stand_by() {
+    for copies in [1, 2] {
+        let limits = Limits { copies, tells: true, states_max: 150_000, ..LIMITS };
+        let report = explore(None, limits);
+        said("the nearest states with the dead told of", &report);
+        if let Some(found) = report.found {
+            panic!("{found}");
+        }
     }
 }
 
@@ -58,8 +73,8 @@ fn nothing_is_found_further_away() {
 
 /// Found in the nearest states.
 fn is_found(bug: Bug, what: &str) {
-    let never = usize::MAX;
-    check(bug, what, explore(Some(bug), Limits { settle_every: never, ..LIMITS }));
+    let tells = bug == Bug::DeadTooSoon;
+    check(bug, what, explore(Some(bug), Limits { settle_every: usize::MAX, tells, ..LIMITS }));
 }
 
 /// Found on a long way.
@@ -110,6 +125,11 @@ fn giving_a_number_twice() {
     let limits = FAR;
     let walks = Walks { count: 20_000, steps: 150, limits };
     check(Bug::SameNumber, "two members serve", wander(Some(Bug::SameNumber), walks));
+}
+
+#[test]
+fn calling_a_member_dead_that_lives() {
+    is_found(Bug::DeadTooSoon, "two members serve");
 }
 
 #[test]

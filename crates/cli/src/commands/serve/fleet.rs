@@ -80,6 +80,12 @@ fn options(args: &CoordinatorArgs) -> Result<FleetOptions> {
                 .with_remedy("leave it out: each member gets the password from the one who starts it"));
         }
     }
-    let machine = Options { lease_ms: args.lease, moves_per_member: MOVES_PER_MEMBER, ..Options::default() };
-    Ok(FleetOptions { partitions: args.partitions, backends: args.backend.clone(), machine })
+    let machine = Options {
+        copies: args.copies.into(),
+        lease_ms: args.lease,
+        moves_per_member: MOVES_PER_MEMBER,
+        ..Options::default()
+    };
+    let (partitions, trusts_refusals) = (args.partitions, args.dead_when_refused);
+    Ok(FleetOptions { partitions, backends: args.backend.clone(), machine, trusts_refusals })
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use whimbrel_core::fleet::{PARTITIONS_DEFAULT, PARTITIONS_MAX};
+use whimbrel_core::fleet::{HOLDERS_MAX, PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use whimbrel_engine::endpoint::Address;
 
 use super::shared::Beforehand;
@@ -34,6 +34,18 @@ pub struct CoordinatorArgs {
     #[arg(long, value_name = "TIME", default_value = "3s", requires = "fleet", help_heading = "Fleet",
           value_parser = parse_lease)]
     pub lease: u64,
+
+    /// How many members hold each partition: its owner, and others that stand by and own it at once where the
+    /// owner is lost
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "fleet", help_heading = "Fleet",
+          value_parser = clap::value_parser!(u8).range(1..=HOLDERS_MAX as i64))]
+    pub copies: u8,
+
+    /// Take a member for dead, without waiting for its lease, when its connection has ended and its host
+    /// refuses connections to its address. Only where nothing in between refuses them: no proxy, no load
+    /// balancer, no firewall
+    #[arg(long, requires = "fleet", help_heading = "Fleet")]
+    pub dead_when_refused: bool,
 
     /// An etcd (3.4 or later) that has the journal, and elects one of several coordinators that name it:
     /// etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS. Two fleets need two
@@ -103,6 +115,7 @@ fn parse_lease(text: &str) -> Result<u64, String> {
 Examples:
   whimbrel fleet status --server 127.0.0.1:7999
   whimbrel fleet leave front-2 --server 127.0.0.1:7999      before its machine is switched off
+  whimbrel fleet dead front-3 --server 127.0.0.1:7999       its process is gone: do not wait for its lease
   whimbrel fleet drain 3 --server 127.0.0.1:7999            it stays a member, without partitions
   whimbrel fleet join 3 --weight 2 --server 127.0.0.1:7999  and takes twice the part of others from now on
   whimbrel fleet join --backend b --server 127.0.0.1:7999   another backend gets its part of the data
@@ -147,6 +160,19 @@ pub enum FleetCommand {
         #[command(flatten)]
         order: FleetOrder,
     },
+    /// Give the partitions of a member whose process is gone to others at once, not at the end of its lease.
+    /// While it still runs two members would serve the same slots
+    Dead {
+        /// The member: its number, name or address
+        member: String,
+        #[command(flatten)]
+        ask: Beforehand,
+        /// Only say what would be done, and refuse what would be refused
+        #[arg(long, conflicts_with = "yes")]
+        dry_run: bool,
+        #[command(flatten)]
+        order: FleetOrder,
+    },
     /// Have a member give all its partitions to others and stay without any; or a backend all its data
     Drain {
         #[command(flatten)]
@@ -170,6 +196,7 @@ impl FleetCommand {
             FleetCommand::Status(at) => at,
             FleetCommand::Join { order, .. }
             | FleetCommand::Leave { order, .. }
+            | FleetCommand::Dead { order, .. }
             | FleetCommand::Drain { order, .. }
             | FleetCommand::Rebalance(order) => &order.at,
         }

@@ -129,7 +129,7 @@ impl Candidate {
 
     /// Begins a term and coordinates until it is over.
     async fn reign(&self, office: Office, stop: &CancellationToken) -> End {
-        let FleetOptions { partitions, backends, machine } = &self.options.fleet;
+        let FleetOptions { partitions, backends, machine, trusts_refusals } = &self.options.fleet;
         let begins = async {
             let (mut journal, snapshot) = EtcdJournal::begin(&self.store, &office, *partitions).await?;
             let backends = journal.name_backends(backends).await?;
@@ -143,8 +143,9 @@ impl Candidate {
             Ok((journal, snapshot, backends)) => {
                 let until_ms = office.until_ms.clone();
                 let place = self.store.to_string();
-                let (events, coordination) =
+                let (events, mut coordination) =
                     Coordination::elected(place, journal, snapshot, backends, machine.clone(), until_ms);
+                coordination.trust_refusals(*trusts_refusals);
                 self.fleet.lead(coordination.term(), events);
                 match coordination.run(stop.clone()).await {
                     Ok(()) => End::Stopped,

@@ -83,6 +83,9 @@ pub enum Input {
     Hold(bool),
     /// A member should hold nothing any more, and leave then.
     Leave(MemberId),
+    /// A member's process is known to be gone: what it owns goes to others without waiting for its lease. Of
+    /// one that lives it must never be said, as two would serve the same partitions.
+    Dead(MemberId),
     /// A member should take another part of the work: in relation to others, 0 for none.
     Weigh {
         /// Who.
@@ -342,6 +345,8 @@ impl Coordinator {
                 self.replan();
             }
             Input::Leave(member) => self.edit(member, |enrolled| enrolled.is_leaving = true),
+            Input::Dead(member) if self.peers.contains_key(&member) => self.expel(member),
+            Input::Dead(_) => {}
             Input::Weigh { member, weight } => self.edit(member, |enrolled| enrolled.weight = weight),
             Input::WeighBackend { backend, weight } => {
                 self.write(Record::Backend(backend, weight), Then::WeighBackend(backend, weight));

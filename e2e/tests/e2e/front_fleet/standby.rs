@@ -1,0 +1,94 @@
+//! Members that stand by for others, and members that are known to be dead. The lease is longer than any test
+//! waits, so what is served again is not so because a lease has ended.
+
+use std::sync::atomic::Ordering;
+
+use whimbrel_e2e::deployment::slot_of;
+use whimbrel_e2e::fleets::{Fleet, PATIENCE, until};
+use whimbrel_lab::Engine;
+
+use super::load::Appenders;
+use super::{owners, server, text};
+
+const LEASE: &str = "10m";
+
+/// Members, and partitions that nobody has.
+fn told(fleet: &Fleet) -> Option<(usize, u64)> {
+    let status = fleet.status()?;
+    Some((status["fleet"]["members"].as_array()?.len(), status["fleet"]["unowned"].as_u64()?))
+}
+
+#[test]
+fn what_a_killed_member_had_is_served_at_once() {
+    let backend = server(Engine::Redis70);
+    let more = ["--lease", LEASE, "--copies", "2", "--dead-when-refused"];
+    let mut fleet = Fleet::start(&backend.addr(), 3, &more);
+    let appenders = Appenders::start(fleet.members.iter().map(|member| member.forwarding()).collect(), 6);
+    appenders.wait_for(200);
+    for round in 0..3 {
+        let status = fleet.settled(3);
+        let members = status["fleet"]["members"].as_array().expect("members").clone();
+        let stand_by: u64 = members.iter().filter_map(|member| member["stands_by"].as_u64()).sum();
+        assert_eq!(stand_by, 16_384, "each partition has one that stands by: {members:#?}");
+        fleet.members[round].kill9();
+        until("others have what it had", || told(&fleet).filter(|told| *told == (2, 0)));
+        appenders.wait_for(200);
+        fleet.members[round].run_again();
+    }
+    fleet.settled(3);
+    appenders.wait_for(200);
+    assert!(appenders.troubles.load(Ordering::Relaxed) > 0, "nobody noticed that a front was killed");
+    let acknowledged = appenders.check(&mut backend.connection());
+    assert!(acknowledged > 500, "{acknowledged}");
+}
+
+/// A front that lives, and has only lost its connection, is not taken for dead: it listens.
+#[test]
+fn a_member_that_is_cut_off_is_not_taken_for_dead() {
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start(&backend.addr(), 2, &["--lease", LEASE, "--dead-when-refused"]);
+    let numbers = |fleet: &Fleet| -> Option<Vec<u64>> {
+        let status = fleet.status()?;
+        status["fleet"]["members"].as_array()?.iter().map(|member| member["member"].as_u64()).collect()
+    };
+    let before = numbers(&fleet).expect("two members");
+    for link in fleet.members[0].links() {
+        link.cut();
+        link.heal().expect("it is there again");
+    }
+    until("it has lost its connection and has another", || {
+        let status = fleet.status()?;
+        let members = status["fleet"]["members"].as_array()?.clone();
+        members.iter().all(|member| member["connected"] == true).then_some(())
+    });
+    fleet.settled(2);
+    assert_eq!(numbers(&fleet), Some(before), "it is another member now");
+}
+
+#[test]
+fn who_is_called_dead_loses_its_slots_at_once_and_who_lives_does_not() {
+    let backend = server(Engine::Valkey91);
+    let mut fleet = Fleet::start(&backend.addr(), 2, &["--lease", LEASE]);
+    let owner = owners(&fleet)[usize::from(slot_of(b"k"))];
+    let name = format!("front-{owner}");
+    let mut through = fleet.members[1 - owner].connect_forwarding();
+    assert_eq!(text(&mut through, "SET k v"), "OK");
+    for how in ["--dry-run", "--yes"] {
+        let refused = fleet.command(&["dead", &name, how]);
+        assert_eq!(refused.code(), Some(4), "{how}: {}{}", refused.stdout, refused.stderr);
+        assert!(refused.stdout.contains("is not dead"), "{how}: {}", refused.stdout);
+    }
+    fleet.members[owner].kill9();
+    until("its connection has ended", || {
+        let status = fleet.status()?;
+        let members = status["fleet"]["members"].as_array()?.clone();
+        members.iter().any(|member| member["connected"] == false).then_some(())
+    });
+    fleet.command(&["dead", &name, "--dry-run"]).expect_code(0);
+    assert_eq!(told(&fleet), Some((2, 0)), "a dry run changes nothing");
+    fleet.command(&["dead", &name, "--yes"]).expect_code(0);
+    let mut again = fleet.members[1 - owner].connect_forwarding();
+    again.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    until("the other one serves its slots", || (text(&mut again, "GET k") == "v").then_some(()));
+    fleet.command(&["dead", &name, "--yes"]).expect_code(2);
+}
