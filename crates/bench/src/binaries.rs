@@ -22,7 +22,8 @@ pub fn whimbrel_binary() -> anyhow::Result<Command> {
     Ok(program::whimbrel(&path))
 }
 
-/// The arguments by which a command asks nothing: `--yes`, but for an older binary that has no questions there.
+/// The arguments by which a command asks nothing: `--yes`, but for an older binary that has no questions
+/// there.
 ///
 /// # Errors
 /// When the binary is not there, or cannot be run.

@@ -64,8 +64,8 @@ impl fmt::Display for MaxLoad {
 pub(crate) struct Used(VecDeque<(Instant, f64)>);
 
 impl Used {
-    /// Its load of the last second, in percent of a core, by what it says `now`. `None` where it does not say,
-    /// or nothing is known of before.
+    /// Its load of the last second, in percent of a core, by what it says `now`. `None` where it does not
+    /// say, or nothing is known of before.
     pub(crate) fn percent(&mut self, info: &Info, now: Instant) -> Option<f64> {
         let used_s = used_s(info)?;
         // Another process, which counts from 0.
@@ -138,6 +138,6 @@ mod tests {
             |user_s: f64| Info::parse(format!("used_cpu_sys:1\r\nused_cpu_user:{user_s}\r\n").as_bytes());
         assert_eq!(used.percent(&old(1.0), began), None);
         assert_eq!(used.percent(&old(1.5), began + Duration::from_secs(1)), Some(50.0));
-        assert_eq!(used.percent(&Info::parse(b"redis_version:7.0.0\r\n"), began), None);
+        assert_eq!(used.percent(&Info::parse(b"uptime_in_seconds:7\r\n"), began), None);
     }
 }

@@ -131,8 +131,8 @@ fn question(
         let named = status.member(*number).map(|member| member.name.clone());
         let name = named.filter(|name| !name.is_empty()).unwrap_or_else(|| number.to_string());
         let text = format!(
-            "Give the {left} partitions of member {number} ({name}) {of_fleet} to others at once? Its process \
-             has to be gone: if it runs, two members serve the same slots until its lease ends."
+            "Give the {left} partitions of member {number} ({name}) {of_fleet} to others at once? Its \
+             process has to be gone: if it runs, two members serve the same slots until its lease ends."
         );
         return Some((*ask, *dry_run, Question::typed(text, name)));
     }

@@ -283,8 +283,8 @@ impl Coordination {
         Ok(())
     }
 
-    /// Where the member's host says that nobody listens at its address, its process is gone: what it owns need
-    /// not wait for the end of its lease.
+    /// Where the member's host says that nobody listens at its address, its process is gone: what it owns
+    /// need not wait for the end of its lease.
     fn ended(&mut self, link: u64) {
         let member = self.links.member_of(link);
         self.links.close(link);

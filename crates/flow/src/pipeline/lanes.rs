@@ -79,9 +79,9 @@ impl Lanes {
         Lanes { shared: shared.clone(), tracker, lanes, tasks }
     }
 
-    /// Puts a key of a page into the batch of its lane; which lane that is, where the batch is full and has to
-    /// be [handed over](Lanes::hand_over) before the next key. Nothing waits here, since it is done for each
-    /// key.
+    /// Puts a key of a page into the batch of its lane; which lane that is, where the batch is full and has
+    /// to be [handed over](Lanes::hand_over) before the next key. Nothing waits here, since it is done for
+    /// each key.
     #[must_use]
     pub(crate) fn put(&mut self, key: Bytes, page: u64) -> Option<usize> {
         let index = place_of(&key, self.lanes.len());

@@ -20,8 +20,8 @@ pub struct Limits {
     pub states_max: usize,
     /// How many members hold a partition.
     pub copies: usize,
-    /// Whether coordinators may be told which member is dead, at any time after it is.
-    pub tells: bool,
+    /// Whether deaths of members are reported to coordinators, at any time after it is.
+    pub reports_deaths: bool,
 }
 
 /// What was found.
@@ -47,7 +47,7 @@ enum Act {
     Tick(Option<usize>),
     CoordinatorDies(usize),
     CoordinatorStarts(usize),
-    CoordinatorHearsOfTheDead(usize),
+    DeathIsReported(usize),
     Supersede,
     MemberIsReplaced(usize),
 }
@@ -87,8 +87,8 @@ fn successors(machines: &mut Machines, world: &World, ticks_until: u8, acts: &mu
     }
     for at in (0..2).filter(|at| world.coordinators[*at] != NONE) {
         let mut next = *world;
-        if machines.tell_of_the_dead(&mut next, at) {
-            push(machines, Act::CoordinatorHearsOfTheDead(at), next);
+        if machines.report_death(&mut next, at) {
+            push(machines, Act::DeathIsReported(at), next);
         }
     }
     let Some(faults) = world.faults.checked_sub(1) else { return };
@@ -115,7 +115,7 @@ fn successors(machines: &mut Machines, world: &World, ticks_until: u8, acts: &mu
 /// Visits every state that can be reached within the limits, by the shortest ways, until one is found that
 /// must not be.
 pub fn explore(bug: Option<Bug>, limits: Limits) -> Report {
-    let mut machines = Machines::new(bug, limits.copies, limits.tells);
+    let mut machines = Machines::new(bug, limits.copies, limits.reports_deaths);
     let first = machines.first(limits.faults);
     let ticks_until = first.now + limits.ticks;
     let mut worlds = vec![first];
@@ -174,7 +174,7 @@ pub fn wander(bug: Option<Bug>, walks: Walks) -> Report {
     let mut report = Report { states: 0, steps: 0, machines: (0, 0), settled: 0, found: None };
     for walk in 0..walks.count {
         // New ones now and then, so that what they remember stays small.
-        let mut machines = Machines::new(bug, walks.limits.copies, walks.limits.tells);
+        let mut machines = Machines::new(bug, walks.limits.copies, walks.limits.reports_deaths);
         let mut chance = (walk + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = machines.first(walks.limits.faults);
         let ticks_until = first.now + walks.limits.ticks;

@@ -190,8 +190,8 @@ pub struct Machines {
     pub bug: Option<Bug>,
     /// How many members hold a partition.
     pub copies: usize,
-    /// Whether coordinators may be told which member is dead.
-    pub tells: bool,
+    /// Whether deaths of members are reported to coordinators.
+    pub reports_deaths: bool,
     /// Coordinators.
     pub coordinators: Pool<Coordinator>,
     /// Members.
@@ -209,11 +209,11 @@ pub struct Machines {
 
 impl Machines {
     /// Machines that have not begun.
-    pub fn new(bug: Option<Bug>, copies: usize, tells: bool) -> Machines {
+    pub fn new(bug: Option<Bug>, copies: usize, reports_deaths: bool) -> Machines {
         Machines {
             bug,
             copies,
-            tells,
+            reports_deaths,
             coordinators: Pool::new(),
             members: Pool::new(),
             disks: Pool::new(),
@@ -509,14 +509,14 @@ impl Machines {
         world.started += 1;
         let before = Some(world.members[at]).filter(|number| *number != NONE);
         let id = before.and_then(|number| self.members.get(number).id());
-        world.dead = id.filter(|_| self.tells).map_or(world.dead, |id| id.0);
+        world.dead = id.filter(|_| self.reports_deaths).map_or(world.dead, |id| id.0);
         let member = Member::new(u64::from(world.started) * 100, 1, options(self.copies).retry_ms);
         world.members[at] = self.members.number(member);
         self.send_to_member(world, at, MemberInput::Tick);
     }
 
-    /// Who watches over processes tells a coordinator which one is gone, at any time after it is.
-    pub fn tell_of_the_dead(&mut self, world: &mut World, at: usize) -> bool {
+    /// Who watches over processes reports to a coordinator which one is gone, at any time after it is.
+    pub fn report_death(&mut self, world: &mut World, at: usize) -> bool {
         let lives = self.bug == Some(Bug::DeadTooSoon);
         let first = self.members.get(world.members[0]).id().filter(|_| lives).map(|id| id.0);
         match first.unwrap_or(world.dead) {

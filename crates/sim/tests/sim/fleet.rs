@@ -3,11 +3,17 @@
 use whimbrel_sim::fleet::{Bug, Limits, Report, Walks, explore, wander};
 
 /// The nearest states with one fault and two ticks of the clock. All of them would be many millions.
-const LIMITS: Limits =
-    Limits { faults: 1, ticks: 2, settle_every: 1_009, states_max: 300_000, copies: 1, tells: false };
+const LIMITS: Limits = Limits {
+    faults: 1,
+    ticks: 2,
+    settle_every: 1_009,
+    states_max: 300_000,
+    copies: 1,
+    reports_deaths: false,
+};
 
 /// By chance: leases run out several times, and several processes die.
-const FAR: Limits = Limits { faults: 3, ticks: 9, tells: true, ..LIMITS };
+const FAR: Limits = Limits { faults: 3, ticks: 9, reports_deaths: true, ..LIMITS };
 
 fn said(name: &str, report: &Report) {
     println!(
@@ -49,11 +55,11 @@ fn nothing_is_found_on_long_ways() {
 }
 
 #[test]
-fn nothing_is_found_where_the_dead_are_told_of_and_others_stand_by() {
+fn nothing_is_found_where_deaths_are_reported_and_others_stand_by() {
     for copies in [1, 2] {
-        let limits = Limits { copies, tells: true, states_max: 150_000, ..LIMITS };
+        let limits = Limits { copies, reports_deaths: true, states_max: 150_000, ..LIMITS };
         let report = explore(None, limits);
-        said("the nearest states with the dead told of", &report);
+        said("the nearest states with deaths reported", &report);
         if let Some(found) = report.found {
             panic!("{found}");
         }
@@ -73,8 +79,8 @@ fn nothing_is_found_further_away() {
 
 /// Found in the nearest states.
 fn is_found(bug: Bug, what: &str) {
-    let tells = bug == Bug::DeadTooSoon;
-    check(bug, what, explore(Some(bug), Limits { settle_every: usize::MAX, tells, ..LIMITS }));
+    let reports_deaths = bug == Bug::DeadTooSoon;
+    check(bug, what, explore(Some(bug), Limits { settle_every: usize::MAX, reports_deaths, ..LIMITS }));
 }
 
 /// Found on a long way.

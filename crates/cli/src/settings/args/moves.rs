@@ -135,8 +135,8 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "max_latency", "max_lag", "max_load", "between", "name", "on", "state_dir", "native_stall",
-            "stall",
+            "rate_bytes", "max_latency", "max_lag", "max_load", "between", "name", "on", "state_dir",
+            "native_stall", "stall",
     ])]
     pub server: Option<String>,
 
@@ -421,8 +421,8 @@ pub enum JobsCommand {
     Set {
         /// Its name
         job: String,
-        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, max-load=PERCENT: at most that, or none;
-        /// between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a sync
+        /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, max-load=PERCENT: at most
+        /// that, or none; between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a sync
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,
     },
