@@ -12,14 +12,17 @@ use crate::private::warning_if_shared;
 /// `option` is what the file is named with; its last word says what it holds.
 ///
 /// # Errors
-/// `Own` where the file cannot be read.
+/// `Own` where the file cannot be read; `Options` where its first line is empty: an empty key signs nothing.
 pub fn secret(
     side: Side,
     option: &str,
     file: Option<&Path>,
     variable: &str,
 ) -> Result<(Option<Secret>, Option<String>)> {
-    let Some(path) = file else { return Ok((std::env::var(variable).ok().map(Secret::new), None)) };
+    let Some(path) = file else {
+        let set = std::env::var(variable).ok().filter(|secret| !secret.is_empty());
+        return Ok((set.map(Secret::new), None));
+    };
     let what = option.rsplit('-').next().unwrap_or(option);
     let warning = warning_if_shared(path, &format!("the {what} file"));
     let text = std::fs::read_to_string(path).map_err(|e| {
@@ -27,7 +30,11 @@ pub fn secret(
         Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
             .with_remedy(Remedy::NameReadableFile(format!("{option}-file")))
     })?;
-    Ok((Some(Secret::new(text.lines().next().unwrap_or_default())), warning))
+    let Some(secret) = text.lines().next().filter(|line| !line.is_empty()) else {
+        let what = format!("the first line of the {what} file {} is empty", path.display());
+        return Err(Error::options(side, "reading the options", what).with_remedy("write it there"));
+    };
+    Ok((Some(Secret::new(secret)), warning))
 }
 
 /// Refuses a file that TLS needs and that cannot be read: that is a mistake of the options, not of a server.

@@ -269,7 +269,8 @@ impl Steered for Moving {
                     Err(Refusal::unsupported(match self.rates.get() {
                         Some(_) => "a move of slots can be paused, resumed, set and cancelled",
                         None => {
-                            "the servers move these slots themselves: that can be cancelled, not slowed down"
+                            "whimbrel's own method alone can be paused and slowed down: this job can be \
+                             cancelled"
                         }
                     }))
                 })

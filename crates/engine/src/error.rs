@@ -41,6 +41,8 @@ pub enum ErrorKind {
     Connect(std::io::Error),
     /// The TLS handshake failed, or a certificate or key could not be used.
     Tls(String),
+    /// The other side closed the connection during the TLS handshake.
+    Handshake(std::io::Error),
     /// An established connection broke.
     Broken(std::io::Error),
     /// The server closed the connection.
@@ -232,6 +234,7 @@ impl fmt::Display for Problem<'_> {
         match &error.kind {
             ErrorKind::Connect(e) => write!(f, "cannot connect: {e}")?,
             ErrorKind::Tls(what) => write!(f, "TLS: {what}")?,
+            ErrorKind::Handshake(e) => write!(f, "TLS: the handshake failed: {e}")?,
             ErrorKind::Broken(e) => write!(f, "the connection broke: {e}")?,
             ErrorKind::Closed => f.write_str("the server closed the connection")?,
             ErrorKind::Timeout(ms) => write!(f, "no answer for {ms} ms")?,

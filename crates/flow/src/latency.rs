@@ -198,15 +198,19 @@ struct Asked {
 
 /// Asks one primary, for ever. One that cannot be reached is for others to report: its job waits for it.
 async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, asked: Asked) -> Infallible {
-    let mut link: Option<Link> = None;
+    let (mut link, mut is_silent) = (None::<Link>, false);
     let (mut offsets, mut used, mut info_asked) = (Offsets::default(), Used::default(), None::<Instant>);
     loop {
+        let began = Instant::now();
         let Some(open) = &mut link else {
-            link = deployment.open(&address, 0).await.ok();
+            link = timeout(ANSWER_MAX, deployment.open(&address, 0)).await.ok().and_then(Result::ok);
+            // One that hangs takes in connections, and says nothing on them either.
+            if link.is_none() && is_silent && asked.rates.max_latency_ms().is_some() {
+                asked.answers.lock().add(began, ANSWER_MAX);
+            }
             sleep(period).await;
             continue;
         };
-        let began = Instant::now();
         let mut answers = true;
         if asked.rates.max_latency_ms().is_some() {
             answers = matches!(timeout(ANSWER_MAX, open.ask(&[b"PING"])).await, Ok(Ok(_)));
@@ -216,7 +220,8 @@ async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, as
             info_asked = Some(began);
             answers = ask_for_info(open, &asked, &mut offsets, &mut used).await;
         }
-        if !answers {
+        is_silent = !answers;
+        if is_silent {
             // A reply that comes late must not be taken for that of the next question.
             link = None;
         }

@@ -80,7 +80,7 @@ pub struct LegacyProgress {
 }
 
 /// What a move came to.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Default)]
 pub struct LegacyReport {
     /// The slots that are at the target now.
     pub moved: SlotSet,
@@ -90,15 +90,20 @@ pub struct LegacyReport {
     pub duration_ms: u64,
     /// True where it stopped because it was told to, before all slots had moved.
     pub cancelled: bool,
+    /// What stopped it, where something did: the slots in [`moved`](LegacyReport::moved) stay at the target
+    /// all the same. The message says which slot it was.
+    pub failure: Option<Error>,
+    /// That slot, where both nodes serve it now, or may.
+    pub half_moved: Option<Slot>,
 }
 
 /// Moves slots one after another, as the classic tools do. `cancel` is looked at between slots: the current
 /// one is finished first, so that none is left half moved.
 ///
 /// # Errors
-/// `Unfit` where the nodes are not two primaries of this cluster, or the target has other values for keys
-/// that are to move; what a server refuses; what breaks for longer than the retries last. The slots before
-/// the one that failed have moved; the message says which slot it is, and whether it is left half moved.
+/// `Unfit` where the nodes are not two primaries of this cluster; where they cannot be reached. Nothing has
+/// moved then. What goes wrong later is in the [report](LegacyReport::failure): what a server refuses, other
+/// values that the target has for keys that are to move, what breaks for longer than the retries last.
 pub async fn move_slots(
     deployment: &Deployment,
     source: &NodeId,
@@ -112,7 +117,7 @@ pub async fn move_slots(
     let mut mover = Mover::open(deployment, source, target, options).await?;
     let mut state = LegacyProgress { slots_total: slots.len(), ..LegacyProgress::default() };
     let mut report = LegacyReport::default();
-    for slot in slots {
+    'slots: for slot in slots {
         if cancel.is_cancelled() {
             report.cancelled = true;
             break;
@@ -132,14 +137,16 @@ pub async fn move_slots(
             };
             is_first = false;
             if let Err(e) = backoff.pause(as_transient(error)).await {
-                return Err(mover.explain(slot, e).await);
+                let (error, is_half_moved) = mover.explain(slot, e).await;
+                (report.failure, report.half_moved) = (Some(error), Some(slot).filter(|_| is_half_moved));
+                break 'slots;
             }
             mover.reconnect();
         }
         report.moved.insert(slot);
         state.slots_done += 1;
-        report.keys = state.keys;
     }
+    report.keys = state.keys;
     state.slot = None;
     progress(state);
     report.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -413,15 +420,17 @@ impl Mover {
         self.target.link = None;
     }
 
-    /// Says what became of the slot that failed. One of which no key has left is given back clean.
-    async fn explain(&mut self, slot: Slot, mut error: Error) -> Error {
+    /// Says what became of the slot that failed, and whether it may be half moved. One of which no key has left
+    /// is given back clean.
+    async fn explain(&mut self, slot: Slot, mut error: Error) -> (Error, bool) {
         self.reconnect();
-        let left = match self.undo(slot).await {
-            Ok(true) => "it was left at the source",
-            _ => "it may be half moved: both nodes serve it, and the same command finishes it",
+        let is_at_source = matches!(self.undo(slot).await, Ok(true));
+        let left = match is_at_source {
+            true => "it was left at the source",
+            false => "it may be half moved: both nodes serve it, and the same command finishes it",
         };
         error.tried = format!("{}, slot {slot}", error.tried).into();
-        error.with_left(left)
+        (error.with_left(left), !is_at_source)
     }
 
     /// Clears the marks of a slot whose keys are all still at the source. False where that is not so.

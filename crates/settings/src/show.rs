@@ -116,6 +116,12 @@ fn value_without_secret(arg: &Arg, value: &OsStr) -> String {
     if name.contains("password") && !is_harmless {
         return HIDDEN.to_owned();
     }
+    // Whoever knows the path of a webhook can often post there.
+    if name == "on" && value.contains("=http") {
+        let end = value.find("://").map_or(0, |at| at + 3);
+        let host = value[end..].find(['/', '?', '#']).map_or(value.len(), |at| end + at);
+        return format!("{}/…", &value[..host]);
+    }
     // Up to the last @, since a password may have one as well.
     let Some((scheme, rest)) = value.split_once("://") else { return value.into_owned() };
     match rest.rsplit_once('@') {
@@ -147,6 +153,11 @@ mod tests {
         ] {
             assert_eq!(shown("source", value), expected);
         }
+        assert_eq!(
+            shown("on", "ended=https://hooks.example:8443/s3c/ret?a"),
+            "ended=https://hooks.example:8443/…"
+        );
+        assert_eq!(shown("on", "ended=notify-send /a"), "ended=notify-send /a");
         assert_eq!(shown("source-password-command", "echo s3cret"), "***");
         assert_eq!(shown("source-password-file", "/run/pw"), "/run/pw");
     }

@@ -216,6 +216,26 @@ fn the_legacy_method_moves_slots() {
     scene.assert_unchanged(&before);
 }
 
+/// Slots that moved before it failed stay where they are, and everything that is said afterwards says so.
+#[test]
+fn a_legacy_move_that_fails_says_what_has_moved() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    scene.fill(5..=9, 1, 20);
+    let target = &scene.cluster.nodes()[1];
+    assert_eq!(target.call(&["CONFIG", "SET", "maxmemory", "1"]), redis::Value::Okay);
+    let told = Told::by(scene.reshard("0-9", 1, &["--method", "legacy"]).spawn());
+    let job = &told.report["jobs"][0];
+    assert_eq!((&job["ending"], &job["slots_handed_over"]), (&"failed".into(), &"0-4".into()), "{job:#}");
+    let name = job["id"].as_str().expect("a name");
+    let shown = scene.jobs(&["show", name]).run().expect_code(0).stdout;
+    assert!(shown.contains("0-4") && !shown.contains("moved none"), "{shown}");
+    assert_eq!(shards::slots_of(&scene.cluster, 1).unwrap().len(), 8192 + 5);
+    for option in [&["--rate-keys", "1"][..], &["--between", "01:00-02:00"], &["--verify", "full"]] {
+        let refused = scene.reshard("0-9", 1, &[&["--method", "legacy"][..], option].concat()).run();
+        assert!(refused.expect_code(2).stdout.contains(option[0]), "{option:?} is not kept, and not refused");
+    }
+}
+
 /// What has no slots is no part of the balance unless it is asked for: that must not pass for *all is well*.
 #[test]
 fn a_primary_without_slots_is_named() {

@@ -26,7 +26,7 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use ring::hmac;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use url::{Host, Url};
 use whimbrel_engine::endpoint::{Endpoint, Secret, TlsOptions};
 use whimbrel_engine::error::{ErrorKind, Side};
@@ -41,6 +41,9 @@ const TRIES_MAX: u32 = 5;
 
 /// How much is read of an answer, in bytes: what comes after that is nobody's business.
 const ANSWER_BYTES_MAX: usize = 4 << 10;
+
+/// How long the body of an answer is waited for: whether the event is delivered is known before it.
+const BODY_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long tries may take.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +65,9 @@ pub struct Webhook(Url);
 impl Webhook {
     /// Whether a text is meant to be one.
     pub(super) fn is_meant(text: &str) -> bool {
-        ["https://", "http://"].iter().any(|scheme| text.starts_with(scheme))
+        let begins =
+            |scheme: &str| text.get(..scheme.len()).is_some_and(|it| it.eq_ignore_ascii_case(scheme));
+        begins("https://") || begins("http://")
     }
 
     fn is_encrypted(&self) -> bool {
@@ -160,8 +165,12 @@ pub(super) async fn post(
     loop {
         tries += 1;
         let left = deadline.saturating_duration_since(Instant::now()).min(pace.try_within);
-        let failure = match timeout(left, attempt(webhook, sender, (event, &delivery), body)).await {
-            Ok(Ok(answer)) => return Ended { end: HookEnd::Succeeded, output: answer },
+        let tried = timeout(left, attempt(webhook, sender, (event, &delivery), body)).await;
+        let failure = match tried {
+            Ok(Ok(answer)) => match answer.judge(&webhook.place()).await {
+                Ok(output) => return Ended { end: HookEnd::Succeeded, output },
+                Err(failure) => failure,
+            },
             Ok(Err(failure)) => failure,
             Err(_) => Failure::new(format!("{} does not answer in time", webhook.place()), false),
         };
@@ -179,7 +188,7 @@ async fn attempt(
     sender: &Sender,
     (event, delivery): (&str, &str),
     body: &[u8],
-) -> Result<String, Failure> {
+) -> Result<Answer, Failure> {
     let place = webhook.place();
     let endpoint = Endpoint::parse(Side::Own, &place).map_err(|e| Failure::new(e.problem(), true))?;
     let tls = TlsOptions { ca_file: sender.ca_file.clone(), ..TlsOptions::default() };
@@ -188,6 +197,7 @@ async fn attempt(
         let why = match &error.kind {
             ErrorKind::Connect(e) => e.to_string(),
             ErrorKind::Tls(why) => why.clone(),
+            ErrorKind::Handshake(e) => format!("the TLS handshake failed: {e}"),
             _ => error.problem(),
         };
         Failure::new(format!("{place}: {why}"), matches!(error.kind, ErrorKind::Tls(_)))
@@ -216,21 +226,37 @@ async fn attempt(
     let request = request.body(Full::new(Bytes::copy_from_slice(body)));
     let request = request.map_err(|e| Failure::new(e, true))?;
     let answer = connection.send_request(request).await.map_err(broken)?;
-    let status = answer.status();
-    let answer = beginning_of(answer.into_body()).await;
-    if status.is_success() {
-        return Ok(answer);
-    }
-    let is_final = !(status.is_server_error()
-        || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status));
-    Err(Failure { why: format!("{place} answers {status}"), is_final, answer })
+    Ok(Answer { status: answer.status(), body: answer.into_body(), _driven: driven })
 }
 
-/// What an answer begins with. That it was given is what counts: it may break off.
-async fn beginning_of(mut body: Incoming) -> String {
+/// What was answered, as far as it has come.
+struct Answer {
+    status: StatusCode,
+    body: Incoming,
+    /// The connection, for what is still to come.
+    _driven: JoinSet<()>,
+}
+
+impl Answer {
+    /// What it begins with, where it means that the event is delivered. That it was given is what counts: the
+    /// body may come late, or never.
+    async fn judge(self, place: &str) -> Result<String, Failure> {
+        let status = self.status;
+        let answer = beginning_of(self.body, Instant::now() + BODY_WITHIN).await;
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let is_final = !(status.is_server_error()
+            || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status));
+        Err(Failure { why: format!("{place} answers {status}"), is_final, answer })
+    }
+}
+
+/// What an answer begins with, as far as it comes `until` then. It may break off.
+async fn beginning_of(mut body: Incoming, until: Instant) -> String {
     let (mut text, mut left) = (Tail::default(), ANSWER_BYTES_MAX);
     while left > 0
-        && let Some(Ok(frame)) = body.frame().await
+        && let Ok(Some(Ok(frame))) = timeout_at(until, body.frame()).await
     {
         let Some(data) = frame.data_ref() else { break };
         let taken = &data[..data.len().min(left)];
@@ -263,6 +289,8 @@ mod tests {
     enum Does {
         Answer(&'static str),
         Hang,
+        /// Answers so far, and no further.
+        Begin(&'static str),
         Close,
         /// Reads, and closes without an answer.
         Leave,
@@ -319,10 +347,10 @@ mod tests {
                 _ => return (None, stream),
             }
         }
-        if let Does::Answer(answer) = what {
+        if let Does::Answer(answer) | Does::Begin(answer) = what {
             stream.write_all(answer.as_bytes()).await.expect("it is read");
         }
-        if !matches!(what, Does::Hang) {
+        if !matches!(what, Does::Hang | Does::Begin(_)) {
             stream.shutdown().await.ok();
         }
         (Some(String::from_utf8(request).expect("text")), stream)
@@ -341,6 +369,16 @@ mod tests {
     async fn post_to(webhook: &Webhook, sender: &Sender, pace: Pace) -> (HookEnd, String) {
         let Ended { end, output } = post(webhook, sender, "switch", b"{\"a\":1}\n", LIMIT, pace).await;
         (end, output)
+    }
+
+    /// Whether it is delivered is known before the body comes, which may never be.
+    #[tokio::test]
+    async fn an_answer_whose_body_stalls_is_one() {
+        let begins = Does::Begin("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ntha");
+        let server = Server::begin(vec![begins], None).await;
+        let posted = post_to(&server.webhook("http"), &Sender::default(), QUICK).await;
+        assert_eq!(posted, (HookEnd::Succeeded, "tha".to_owned()));
+        assert_eq!(server.asked().await.len(), 1);
     }
 
     fn header<'a>(request: &'a str, name: &str) -> Option<&'a str> {
@@ -410,7 +448,8 @@ mod tests {
         let (own, other) = (Tls::new().expect("certificates"), Tls::new().expect("certificates"));
         let acceptor = || Acceptor::new(&own.server_cert(), &own.server_key(), None).expect("TLS");
         let trusting = |ca: &Path| Sender { ca_file: Some(ca.to_owned()), secret: None };
-        let server = Server::begin(vec![FINE], Some(acceptor())).await;
+        // A handshake that is cut off is no answer.
+        let server = Server::begin(vec![Does::Close, FINE], Some(acceptor())).await;
         let posted = post_to(&server.webhook("https"), &trusting(&own.ca()), QUICK).await;
         assert_eq!(posted, (HookEnd::Succeeded, "thanks".to_owned()));
         assert_eq!(server.asked().await.len(), 1);

@@ -16,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{Job, JobId, Rules};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::Move;
-use whimbrel_core::slot::SlotSet;
+use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::native::{
     self, NativeKind, NativeMigration, NativeOptions, NativeOwner, NativePhase, NativeState, Peer,
 };
 use whimbrel_engine::nodes::key_counts;
-use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
+use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress, LegacyReport};
 
 use super::settings::{Cut, Method, Settings, cut_into_batches};
 use crate::clock::now_s;
@@ -169,9 +169,19 @@ pub(super) enum Ended {
 /// What came of it: the slots that moved, the keys with them, and whether it was cancelled before its end.
 type Moved = (SlotSet, u64, bool);
 
+/// What stopped it, after some slots may have moved.
+struct Failure {
+    moved: SlotSet,
+    keys: u64,
+    /// The slot that both nodes may serve.
+    half_moved: Option<Slot>,
+    error: Error,
+}
+
 /// What came of it, or how it goes on.
 enum Came {
     Moved(Moved),
+    Failed(Failure),
     FellBack(Box<Record>),
     /// The servers may go on with it, for whatever reason: nobody knows what comes of it.
     Unsettled(Error),
@@ -228,6 +238,15 @@ pub(super) async fn run(
             report.ending = if cancelled { Ending::Cancelled } else { Ending::Done };
             (if cancelled { NativePhase::Cancelled } else { NativePhase::Done }, String::new())
         }
+        Ok(Came::Failed(Failure { moved, keys, half_moved, error })) => {
+            view.hand_over(&moved, &plain.target);
+            report.slots_handed_over = moved;
+            report.slots_left_as_is = half_moved.into_iter().collect();
+            report.keys = keys;
+            report.ending = Ending::Failed;
+            report.reason = Some(error.to_string());
+            (NativePhase::Failed, error.to_string())
+        }
         Ok(Came::Unsettled(e)) => {
             report.ending = Ending::Suspended;
             report.reason = Some(e.to_string());
@@ -241,7 +260,9 @@ pub(super) async fn run(
     };
     report.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let is_over = report.ending != Ending::Suspended;
-    journal.publish(&plain.status(phase, &report.slots_handed_over, &message, is_over));
+    let status = plain.status(phase, &report.slots_handed_over, &message, is_over);
+    let keys_moved = status.keys_moved.max(report.keys);
+    journal.publish(&Status { keys_moved, ..status });
     Ended::Report(Box::new(report))
 }
 
@@ -422,5 +443,9 @@ async fn run_legacy(
     let report =
         legacy::move_slots(deployment, &plain.source, &plain.target, &plain.slots, options, show, cancel)
             .await?;
-    Ok(Came::Moved((report.moved, report.keys, report.cancelled)))
+    let LegacyReport { moved, keys, cancelled, failure, half_moved, .. } = report;
+    Ok(match failure {
+        Some(error) => Came::Failed(Failure { moved, keys, half_moved, error }),
+        None => Came::Moved((moved, keys, cancelled)),
+    })
 }

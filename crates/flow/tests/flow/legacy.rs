@@ -106,7 +106,11 @@ impl Field {
     ) -> Result<LegacyReport, Error> {
         let (source, target) = (self.id(0), self.id(1));
         let moving = move_slots(&self.deployment, &source, &target, slots, options, progress, cancel);
-        tokio::time::timeout(PATIENCE, moving).await.expect("it ends")
+        let report = tokio::time::timeout(PATIENCE, moving).await.expect("it ends")?;
+        match report.failure {
+            Some(e) => Err(e),
+            None => Ok(report),
+        }
     }
 
     async fn run(&self, slots: &SlotSet, options: LegacyOptions) -> Result<LegacyReport, Error> {

@@ -41,7 +41,11 @@ pub async fn method(
             return Err(usage("the legacy method moves slot by slot: it cannot be --atomic")
                 .with_remedy("leave out --method, or --atomic"));
         }
-        (MethodChoice::Legacy, _) => return chosen(Method::Legacy, "legacy"),
+        (MethodChoice::Legacy, Some(option)) => {
+            return Err(usage(&format!("the legacy method knows nothing like {option}"))
+                .with_remedy("leave it out, or leave out --method"));
+        }
+        (MethodChoice::Legacy, None) => return chosen(Method::Legacy, "legacy"),
         (choice, Some(option)) if choice == MethodChoice::Native || native_first => {
             let what = format!("the servers' own migration knows nothing like {option}");
             return Err(usage(&what).with_remedy("leave it out, or leave out --method"));
