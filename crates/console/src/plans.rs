@@ -282,6 +282,9 @@ fn notes(plan: &Plan) -> Vec<String> {
     if let Some(node) = &plan.demoted {
         notes.push(format!("{node} is left without slots: its servers make it a replica of the new owner."));
     }
+    for node in &plan.without_replicas {
+        notes.push(format!("{node} has no replica: what moves there is lost when it fails."));
+    }
     if let Some(ms) = plan.max_pause_ms {
         notes.push(format!(
             "Writes of a source are paused {}, for at most {ms} ms each time; reads go on.",

@@ -236,6 +236,24 @@ fn a_legacy_move_that_fails_says_what_has_moved() {
     }
 }
 
+/// A shard without replicas that gets what others had replicas of is named in the plan.
+#[test]
+fn a_target_without_replicas_is_named() {
+    let scene = Scene::of(Engine::Valkey81, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
+    let args = ["--slots", "0-9", "--to", scene.cluster.node_id(1), "--dry-run"];
+    let told = || scene.command("reshard", &args).run().expect_code(0).stdout;
+    assert!(told().contains("\"without_replicas\":[]"), "{}", told());
+    let replica = &scene.cluster.replicas_of(1)[0];
+    assert_eq!(replica.call(&["CLUSTER", "REPLICATE", scene.cluster.node_id(0)]), redis::Value::Okay);
+    let target = scene.cluster.nodes()[1].addr();
+    whimbrel_e2e::fleets::until("it is named", || {
+        let told = told();
+        told.split_once("\"without_replicas\":[\"")
+            .is_some_and(|(_, rest)| rest.contains(&target))
+            .then_some(())
+    });
+}
+
 /// What has no slots is no part of the balance unless it is asked for: that must not pass for *all is well*.
 #[test]
 fn a_primary_without_slots_is_named() {

@@ -45,6 +45,8 @@ pub struct Plan {
     pub demoted: Option<String>,
     /// Primaries that have no slots, before and afterwards.
     pub empty: Vec<String>,
+    /// Nodes that get slots of a primary with replicas, and have none themselves.
+    pub without_replicas: Vec<String>,
 }
 
 /// What is known of a move.
@@ -122,6 +124,7 @@ impl Plan {
         Ok(Plan {
             demoted,
             empty: situation.left_empty(&moves),
+            without_replicas: situation.without_replicas(&moves),
             rate_keys: settings.transfer.rate_keys.filter(|_| method == Method::External),
             rate_bytes: settings.transfer.rate_bytes.filter(|_| method == Method::External),
             moves,
@@ -207,6 +210,7 @@ mod tests {
             rate_bytes: None,
             demoted: None,
             empty: Vec::new(),
+            without_replicas: Vec::new(),
         }
     }
 

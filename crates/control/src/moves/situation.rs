@@ -239,6 +239,17 @@ impl Situation {
         self.shards.iter().filter(gets_none).map(|shard| self.survey.name(&shard.id).to_string()).collect()
     }
 
+    /// Nodes that get slots of a primary with replicas, and have none themselves.
+    pub(super) fn without_replicas(&self, moves: &[Move]) -> Vec<String> {
+        let has_one = |id: &NodeId| self.survey.replicas_of(id).any(|replica| replica.state().is_some());
+        let loses_them = |shard: &&Shard| {
+            let gets = moves.iter().any(|m| m.target == shard.id && has_one(&m.source));
+            gets && !has_one(&shard.id)
+        };
+        let shards = self.shards.iter().filter(loses_them);
+        shards.map(|shard| self.survey.name(&shard.id).to_string()).collect()
+    }
+
     /// By which means the moves are made, and why. What is not possible from outside is refused with its
     /// reason as soon as the nodes are looked at.
     ///

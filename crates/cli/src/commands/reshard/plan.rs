@@ -93,7 +93,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 "max_pause_ms": plan.max_pause_ms, "pause_ms": plan.need.least_ms,
                 "round_trip_us": u64::try_from(plan.need.round_trip.as_micros()).unwrap_or(u64::MAX),
                 "batches": plan.rows.iter().map(|row| row.batches).sum::<usize>(),
-                "empty_primaries": plan.empty,
+                "empty_primaries": plan.empty, "without_replicas": plan.without_replicas,
             })
         );
         return;
@@ -149,6 +149,9 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
     }
     if let Some(node) = &plan.demoted {
         eprintln!("note     {node} is left without slots: its servers make it a replica of the new owner");
+    }
+    for node in &plan.without_replicas {
+        eprintln!("note     {node} has no replica: what moves there is lost when it fails");
     }
     eprintln!("time     about {} without load", format_duration_ms(plan.estimate_ms()));
     if moving.dry_run {
