@@ -156,3 +156,28 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
         assert_eq!(scheduled(&job), None);
     }
 }
+
+/// By day, for a sync that moves keys at night alone: nothing can be rehearsed, and the order is taken.
+#[test]
+fn a_cutover_is_ordered_while_the_window_of_the_sync_is_closed() {
+    let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
+    fill(&deployment(source.addr()));
+    let job = Sync::new(&url(&source), &url(&target), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let hour = |later: u64| (now_s() / 3_600 + later) % 24;
+    let night = format!("between={:02}:00-{:02}:00", hour(2), hour(3));
+    let id = jobs(job.state.path(), &[])[0]["id"].as_str().expect("a name").to_owned();
+    let set = |rate: &str| jobs(job.state.path(), &["set", &id, rate]);
+    set(&night);
+    let now = job.cutover(&["--fence", "acl", "--max-pause", "5s"]);
+    assert_eq!(now.code(), Some(REFUSED), "{}{}", now.stdout, now.stderr);
+    let at = typed("%Y-%m-%dT%H:%M:%SZ", now_s());
+    let order = ["--fence", "acl", "--max-pause", "5s", "--when-ready", "--at", &at];
+    assert_eq!(report(&job.cutover(&order).expect_code(0))["event"], "scheduled");
+    assert!(scheduled(&job).is_some());
+    assert!(sync.is_running(), "nothing happens outside of the window");
+    set("between=none");
+    let done = sync.wait(PATIENCE).expect("it ends by itself").expect_code(0);
+    assert!(done.stdout.contains("cut-over") || done.stdout.contains("cut over"), "{}", done.stdout);
+}

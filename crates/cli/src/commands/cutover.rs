@@ -116,7 +116,9 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         return Ok(Asked::Over(exit));
     }
     // What would be refused then is refused now, if the sync has come so far that it can be tried.
-    let is_tried = when.is_later() && sync.phase == FOLLOWING;
+    // Outside of its window nothing arrives: there it cannot.
+    let is_open = sync.rates.paused_until_s.is_none();
+    let is_tried = when.is_later() && sync.phase == FOLLOWING && is_open;
     let allowed_ms = options.max_pause_ms;
     // How long it would pause writes now is no matter: it is not due yet.
     let max_pause_ms = if is_tried { REHEARSED_MAX_MS } else { allowed_ms };
@@ -167,6 +169,9 @@ async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Scheduled
         out!("{}", json!({"event": "scheduled", "job": id, "when": when}));
     } else {
         out!("ordered  {id} cuts over {words}");
+        if let Some(paused) = sync.rates.pause_in_words().filter(|_| !sync.rates.paused) {
+            out!("note     not rehearsed: the sync is {paused}");
+        }
         out!("         whimbrel cutover {id} --withdraw takes that back; jobs show says how it stands");
     }
     Ok(Exit::Success)

@@ -214,8 +214,8 @@ impl Syncer {
             }
             compared = self.compare(how, sample, Settle::none()).await?;
         }
-        let unsure = "clients wrote all the time: whether both sides hold the same keys could not be told \
-            without pausing them; whimbrel verify can tell";
+        let unsure = "clients wrote during the comparison, so it proves nothing yet: the cutover compares \
+            again once writes have stopped, and whimbrel verify can tell before";
         Ok((compared, Some(unsure.to_owned())))
     }
 

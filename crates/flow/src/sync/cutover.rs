@@ -93,7 +93,8 @@ impl Syncer {
             compared: compared.keys,
             keys,
             finds_one_percent: chance_of_one_percent(options.compare, compared.keys, keys),
-            notices: notice.into_iter().collect(),
+            // Where it is no dry run both sides are compared once more, when writes have stopped.
+            notices: notice.filter(|_| options.dry_run).into_iter().collect(),
             reverse: options.reverse,
             hooks: if options.dry_run { self.planned_hooks(options.fence) } else { Vec::new() },
             ..CutoverReport::of(&fence)
