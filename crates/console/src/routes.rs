@@ -176,7 +176,7 @@ fn confirmed(given: Option<&str>, name: &str) -> Answer<()> {
     if given == Some(name) {
         return Ok(());
     }
-    Err(Failure::bad(format!("this is confirmed by {name} in the field confirm")))
+    Err(Failure::bad(format!("set confirm to {name}: what this changes has to be named")))
 }
 
 fn nothing_here() -> Failure {

@@ -420,7 +420,7 @@ fn fenced(args: &CutoverArgs, Sides { source, target, .. }: &Sides) -> String {
             format!("cut over {source} is a replica of nobody and refuses writes: send clients to {target}")
         }
         Some(FenceChoice::External) => {
-            format!("cut over send clients to {target}, and keep them away from {source}: nothing else does")
+            format!("cut over point clients to {target}; nothing blocks writes on {source} but you")
         }
         Some(FenceChoice::Front) => {
             format!("cut over the front sends its clients to {target}; {source} is kept from nobody else")

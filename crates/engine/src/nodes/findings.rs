@@ -209,7 +209,7 @@ impl fmt::Display for Finding {
                 write!(f, "{node} answers us, but {said_by} of the nodes find it failing")
             }
             Finding::ClusterDown { nodes } => {
-                write!(f, "the cluster is down in the eyes of {}: they refuse commands", names(nodes))
+                write!(f, "nodes that call the cluster down and refuse commands: {}", names(nodes))
             }
             Finding::Unowned { slots, opinions: said, keys } => {
                 write!(f, "nobody owns {}", slots_of(slots))?;

@@ -86,9 +86,7 @@ fn of_ways(finding: &Finding) -> Option<Words> {
         Finding::FenceRefused { way: kind, problem } => {
             words(format!("{} is not to be had: {problem}", kind.words().0), "")
         }
-        Finding::NoFence => {
-            with("this user may not keep writers away from the source", Remedy::StopWritersYourself)
-        }
+        Finding::NoFence => with("this user cannot block writes on the source", Remedy::StopWritersYourself),
         Finding::Outrun { writes_per_second, carried_per_second } => with(
             format!(
                 "clients write {} times a second, and about {} keys a second can be carried over",
@@ -297,7 +295,7 @@ fn of_clients(finding: &Finding) -> Option<Words> {
         ),
         Finding::WholeServer { commands } => words(
             format!(
-                "clients use commands that in a cluster are about one primary, or do not exist: {}",
+                "these commands, which clients use, concern one primary alone in a cluster, or do not exist there: {}",
                 list(commands)
             ),
             "change the clients first",

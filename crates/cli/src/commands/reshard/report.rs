@@ -120,7 +120,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
 /// What our own client met with while slots moved.
 pub fn print_canary(seen: &CanaryReport) {
     out!(
-        "clients  ours asked {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at \
+        "probe    our client read {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at \
             most",
         format_count_of(seen.requests, "time"),
         seen.moved,
