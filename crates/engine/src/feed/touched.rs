@@ -202,6 +202,12 @@ impl Touched {
         (set.whole_slots == 0 && !set.flushed).then_some(set.keys)
     }
 
+    /// In how many slots more was touched than could be remembered: every key in them waits.
+    pub fn whole_slots(&self) -> usize {
+        let set = self.lock();
+        if set.flushed { set.watched.len() } else { set.whole_slots }
+    }
+
     /// Whether this key waits, or may be one of those that do.
     pub fn may_hold(&self, db: u32, key: &[u8]) -> bool {
         self.lock().may_hold(db, key)
@@ -655,7 +661,9 @@ mod tests {
                 }
                 prop_assert!(touched.bytes() <= bytes_max);
             }
+            let told = touched.whole_slots();
             let whole = touched.take_slots();
+            prop_assert_eq!(told, whole.len());
             let waiting = touched.len();
             let taken = touched.take(usize::MAX);
             prop_assert_eq!(waiting, taken.len());

@@ -190,11 +190,12 @@ pub struct SyncShown {
     pub sources: Vec<SourceShown>,
     /// The primaries of the target.
     pub targets: Vec<TargetShown>,
-    /// Slots that have to be gone through again.
+    /// Slots that have to be gone through again: it is not known what changed there, or more was touched than
+    /// could be remembered.
     pub doubtful_slots: usize,
     /// How long a cutover would pause writes now: the longest last round, and the comparison as it was
     /// rehearsed when it began to follow. `cutover --dry-run` measures both. `None` until it follows, and
-    /// while a server is silent.
+    /// while a server is silent or slots have to be gone through.
     pub pause_estimate_ms: Option<u64>,
     /// Who still writes, while a cutover waits for somebody else to stop the writers.
     pub external: Option<ExternalShown>,
@@ -232,15 +233,17 @@ impl SyncStatus {
         });
         let targets: Vec<TargetShown> = targets.collect();
         let all_answer = !sources.iter().any(|s| s.silent) && !targets.iter().any(|t| t.silent);
+        // What could not be remembered by key is gone through by slot, which is no matter of milliseconds.
+        let whole_slots: usize = inner.sources.iter().map(|s| s.feed.touched().whole_slots()).sum();
         let round_ms = sources.iter().map(|source| source.round_ms).max().unwrap_or(0);
         SyncShown {
             phase: inner.phase,
             sources,
             targets,
-            doubtful_slots: inner.doubtful_slots,
+            doubtful_slots: inner.doubtful_slots + whole_slots,
             pause_estimate_ms: inner
                 .compare_ms
-                .filter(|_| all_answer)
+                .filter(|_| all_answer && whole_slots == 0)
                 .map(|compare_ms| round_ms + compare_ms),
             external: inner.external.clone(),
             trouble: self.copy.trouble(),
