@@ -206,7 +206,11 @@ impl FromStr for RateChange {
         let (name, value) = text.split_once('=').ok_or(FORMS)?;
         let number = |parsed: Result<u64, ParseUnitError>| match value {
             "none" => Ok(Some(0)),
-            _ => parsed.map(Some).map_err(|e| e.to_string()),
+            // It would be taken for no bound, and whoever writes it means the opposite.
+            _ => match parsed.map_err(|e| e.to_string())? {
+                0 => Err(format!("{name} must be more than nothing; to move no keys: whimbrel jobs pause")),
+                n => Ok(Some(n)),
+            },
         };
         let millis = |value: &str| parse_duration(value).map(|time| time.as_millis() as u64);
         let none = RateChange::default();
@@ -227,7 +231,8 @@ impl FromStr for RateChange {
                 Ok(0) | Err(_) => Err("write memory=BYTES, more than nothing".to_owned()),
                 Ok(bytes) => Ok(RateChange { memory_bytes: Some(bytes), ..none }),
             },
-            other => Err(format!("{other} cannot be changed while a job runs; {FORMS}")),
+            "lanes" | "max-pause" => Err(format!("{name} cannot be changed while a job runs; {FORMS}")),
+            other => Err(format!("there is no {other} to be set; {FORMS}")),
         }
     }
 }
@@ -625,6 +630,10 @@ mod tests {
         assert!(parsed(&["between=1-5"]).is_err_and(|why| why.contains("01:00-05:00")));
         assert!(parsed(&["max-load=0"]).is_err_and(|why| why.contains("1% to 100%")));
         assert!(parsed(&["lanes=4"]).is_err_and(|why| why.starts_with("lanes cannot be changed")));
+        assert!(parsed(&["rate-key=4"]).is_err_and(|why| why.starts_with("there is no rate-key")));
+        for nothing in ["rate-keys=0", "rate-bytes=0", "max-latency=0s", "max-latency=0.5ms"] {
+            assert!(parsed(&[nothing]).is_err(), "{nothing} would be no bound");
+        }
         assert!(parsed(&["max-latency"]).is_err());
     }
 

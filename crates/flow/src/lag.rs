@@ -49,6 +49,9 @@ impl FromStr for MaxLag {
                 "from 2s on: replicas tell once a second up to where they have got".to_owned()
             });
         }
+        if text.ends_with(['m', 'M']) {
+            return Err("write MiB for bytes, or seconds: 5m could be either".to_owned());
+        }
         match parse_bytes(text) {
             Ok(0) => Err("it must be more than nothing".to_owned()),
             Ok(bytes) => Ok(MaxLag::Bytes(bytes)),
@@ -155,9 +158,13 @@ mod tests {
         let read = |text: &str| text.parse::<MaxLag>();
         assert_eq!((read("64MiB"), read("1.5g")), (Ok(MaxLag::Bytes(64 << 20)), Ok(MaxLag::Bytes(3 << 29))));
         assert_eq!((read("5s"), read("2500ms")), (Ok(MaxLag::Ms(5_000)), Ok(MaxLag::Ms(2_500))));
-        for (wrong, why) in
-            [("1s", "from 2s on"), ("0", "more than nothing"), ("fast", "64MiB or 5s"), ("", "or 5s")]
-        {
+        for (wrong, why) in [
+            ("1s", "from 2s on"),
+            ("0", "more than nothing"),
+            ("fast", "64MiB or 5s"),
+            ("", "or 5s"),
+            ("5m", "either"),
+        ] {
             assert!(read(wrong).is_err_and(|said| said.contains(why)), "{wrong}: {:?}", read(wrong));
         }
     }
