@@ -12,6 +12,9 @@ use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result, Side};
 
+/// After it has failed it is not run again for so long.
+const REST: Duration = Duration::from_secs(2);
+
 /// How long the command may take.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
@@ -60,6 +63,8 @@ pub struct PasswordCommand {
     command: String,
     ttl: Duration,
     last: Mutex<Option<(Token, Instant)>>,
+    /// Why it failed last, and when.
+    failed: Mutex<Option<(String, Instant)>>,
 }
 
 impl fmt::Debug for PasswordCommand {
@@ -76,7 +81,13 @@ impl PasswordCommand {
     /// A command for one side whose passwords are valid for `ttl_ms`. It is not run yet.
     pub fn new(side: Side, command: impl Into<String>, ttl_ms: u64) -> PasswordCommand {
         let ttl = Duration::from_millis(ttl_ms);
-        PasswordCommand { side, command: command.into(), ttl, last: Mutex::new(None) }
+        PasswordCommand {
+            side,
+            command: command.into(),
+            ttl,
+            last: Mutex::new(None),
+            failed: Mutex::new(None),
+        }
     }
 
     /// A password that is valid for a quarter of its time at least.
@@ -93,7 +104,22 @@ impl PasswordCommand {
             return Ok(token.clone());
         }
         *last = None;
-        let secret = self.run().await.map_err(|what| self.fail(&what))?;
+        // Many connections may ask, again and again: whoever hands out passwords is not asked by each of them.
+        let mut failed = self.failed.lock().await;
+        if let Some((what, at)) = &*failed
+            && at.elapsed() < REST
+        {
+            return Err(self.fail(what));
+        }
+        let secret = match self.run().await {
+            Ok(secret) => secret,
+            Err(what) => {
+                let error = self.fail(&what);
+                *failed = Some((what, Instant::now()));
+                return Err(error);
+            }
+        };
+        *failed = None;
         let token = Token { secret, renew_at: Some(now + self.ttl * 3 / 4) };
         *last = Some((token.clone(), Instant::now()));
         Ok(token)
@@ -162,6 +188,24 @@ mod tests {
             assert!(error.contains(words) && !error.contains("secret"), "{command}: {error}");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_command_that_failed_rests_and_says_why_meanwhile() {
+        let runs = std::env::temp_dir().join(format!("whimbrel-login-{}", std::process::id()));
+        let command = format!("echo run >> {}; echo no vault >&2; exit 1", runs.display());
+        let command = PasswordCommand::new(Side::Source, command, 60_000);
+        for _ in 0..5 {
+            let error = command.token().await.map(drop).expect_err("it fails").to_string();
+            assert!(error.contains("no vault"), "{error}");
+        }
+        let count = || std::fs::read_to_string(&runs).expect("it ran").lines().count();
+        assert_eq!(count(), 1);
+        let long_ago = Instant::now().checked_sub(REST).expect("the machine has run for that long");
+        *command.failed.lock().await = Some(("failed".to_owned(), long_ago));
+        assert!(command.token().await.is_err());
+        assert_eq!(count(), 2);
+        std::fs::remove_file(&runs).expect("it is there");
     }
 
     #[tokio::test]
