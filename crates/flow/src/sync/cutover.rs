@@ -17,8 +17,9 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::{FenceKind, Reached, Seal, WriterFence, check_rights};
 
+use super::asked::Beginning;
 use super::compare::{Sample, chance_of_one_percent};
-use super::conditions::{is_wanted, refused};
+use super::conditions::{begin, is_wanted, refused};
 use super::consumers::Streams;
 use super::external::QuietWait;
 use super::heard::millis;
@@ -48,7 +49,9 @@ impl Syncer {
         &mut self,
         options: &CutoverOptions,
         withdrawn: &CancellationToken,
+        beginning: &Beginning,
     ) -> Result<CutoverReport> {
+        self.check_answers().await?;
         for _ in 0..REPAIRS_MAX {
             self.repair().await?;
             if self.is_calm() {
@@ -117,6 +120,7 @@ impl Syncer {
                 return Ok(report);
             }
             self.be_ready(&mut report, withdrawn).await?;
+            begin(beginning)?;
             let chosen = (sample, streams);
             self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
                 .await?;
@@ -141,6 +145,7 @@ impl Syncer {
         self.calm_down().await?;
         self.check(options)?;
         is_wanted(withdrawn)?;
+        begin(beginning)?;
         self.note_fence(&fence, fronted)?;
         let (fences, chosen) = ((&fence, lift.as_ref()), (sample, streams));
         let outcome = match options.fence {

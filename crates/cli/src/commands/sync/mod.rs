@@ -302,7 +302,7 @@ async fn attended(
     let options = SyncOptions { hooks: at_cutovers, ..options };
     let noted = status.clone();
     let job = LocalJob::new(stop.clone(), rates.clone(), move || running.standing(&begun_with))
-        .with_cutovers(asks, words::refusal)
+        .with_cutovers(asks, status.clone(), words::refusal)
         .with_schedule(&store, name, is_resumed, |when| {
             noted.copy.notice(format!("a cutover of this sync is ordered: {when}"));
         })
