@@ -405,3 +405,16 @@ fn a_source_that_hangs_is_told_of() {
         stop(sync);
     }
 }
+
+/// Where the fence is a pause, the way back begins when it is over: until then nothing is written there.
+#[test]
+fn the_way_back_waits_for_the_end_of_a_pause() {
+    let fill = |source: &Server| drop(source.call(&["SET", "k", "1"]));
+    let (source, target, job, sync) = following(Engine::Redis70, Engine::Redis70, fill);
+    let how = ["--fence", "pause", "--fence-for", "12s", "--reverse-sync", "--max-pause", "5s"];
+    job.cutover(&how).expect_code(0);
+    target.call(&["SET", "k", "2"]);
+    let arrived = target.call(&["GET", "k"]);
+    wait_for("it is followed back", || source.call(&["GET", "k"]) == arrived);
+    stop(sync);
+}

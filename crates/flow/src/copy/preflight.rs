@@ -8,6 +8,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::paused::check_unpaused;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
@@ -397,6 +398,9 @@ async fn check_target(source: &Deployment, target: &Deployment, options: &CopyOp
     for shard in &topology.shards {
         for db in &options.dbs {
             let mut link = target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
+            if topology.cluster {
+                check_unpaused(&mut link).await?;
+            }
             check_permissions(&mut link, &needed).await?;
             let stopped = ServerError::of(&link.ask(&SET).await?).filter(|e| e.code == Code::WritesStopped);
             if let Some(stopped) = stopped {
