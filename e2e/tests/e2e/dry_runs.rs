@@ -304,3 +304,18 @@ whimbrel_lab::for_each_engine! {
     on Redis70 Valkey91:
         paused_clients_are_named
 }
+
+/// One answer says whether the user may write, and whether the server takes writes at all.
+#[test]
+fn a_target_that_has_stopped_writes_is_asked_once() {
+    let pair = Pair::start(Engine::Redis70);
+    pair.target.call(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    pair.target.call(&["CONFIG", "RESETSTAT"]);
+    let (source, target) = (pair.source.addr(), pair.target.addr());
+    let refused = Invocation::unasked(&["copy", &source, &target, "--dry-run"]).timeout(PATIENCE).run();
+    let told = refusal(&refused.expect_code(4));
+    assert!(told.contains("NOREPLICAS") && told.contains("has stopped writes"), "{told}");
+    let counted = format!("{:?}", pair.target.call(&["INFO", "commandstats"]));
+    let sets = counted.split("cmdstat_set:").nth(1).unwrap_or_else(|| panic!("{counted}"));
+    assert!(sets.split("rejected_calls=").nth(1).is_some_and(|n| n.starts_with("1,")), "{sets}");
+}
