@@ -199,7 +199,10 @@ async fn handed_over(
     tokio::pin!(told);
     loop {
         tokio::select! {
-            outcome = &mut told => return outcome.unwrap_or_else(|_| Err(gone())),
+            outcome = &mut told => return match outcome {
+                Ok(outcome) => outcome,
+                Err(_) => Err(gone()),
+            },
             () = sleep(SILENCE_POLL) => {}
         }
         if let Some(error) = status.unheard(SILENT_MS_MAX)

@@ -145,8 +145,7 @@ impl Syncer {
         self.calm_down().await?;
         self.check(options)?;
         is_wanted(withdrawn)?;
-        begin(beginning)?;
-        self.note_fence(&fence, fronted)?;
+        self.note_fence(&fence, fronted, beginning)?;
         let (fences, chosen) = ((&fence, lift.as_ref()), (sample, streams));
         let outcome = match options.fence {
             FenceKind::Front => {
@@ -160,7 +159,13 @@ impl Syncer {
 
     /// Writes the fence down before it goes up: the process that goes on after a crash knows what to take
     /// down.
-    fn note_fence(&mut self, fence: &WriterFence, fronted: Option<Fronted>) -> Result<()> {
+    fn note_fence(
+        &mut self,
+        fence: &WriterFence,
+        fronted: Option<Fronted>,
+        beginning: &Beginning,
+    ) -> Result<()> {
+        begin(beginning)?;
         (self.state.cut_over, self.state.fronted) = (Some(fence.clone()), fronted);
         if let Err(e) = self.save_at_once() {
             (self.state.cut_over, self.state.fronted) = (None, None);
