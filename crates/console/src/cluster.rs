@@ -211,7 +211,7 @@ pub async fn repair(mover: &Mover) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use whimbrel_engine::endpoint::Address;
-    use whimbrel_engine::nodes::NodeName;
+    use whimbrel_engine::nodes::{NoAnswer, NodeName};
 
     use super::*;
 
@@ -270,7 +270,7 @@ mod tests {
             node: a,
             primary: true,
             slots: slots("0-5"),
-            reason: "no answer for 2000 ms".to_owned(),
+            reason: NoAnswer::because("no answer for 2000 ms"),
         }];
         let shown = |before: Option<&Value>, now_ms| {
             let mut value = json!({"shards": [silent.clone()]});

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
+use whimbrel_engine::seal::is_whimbrels;
 use whimbrel_flow::sync::{ExternalShown, ExternalStage};
 
 /// Clients that are named in one line.
@@ -25,7 +26,8 @@ pub fn last(external: &Value) -> String {
 
 fn client(client: &Value) -> String {
     let field = |name: &str| client[name].as_str().unwrap_or_default();
-    let mut text = format!("{} ({}", field("address"), field("command"));
+    let job = if is_whimbrels(field("name")) { ", a job of whimbrel's" } else { "" };
+    let mut text = format!("{} ({}{job}", field("address"), field("command"));
     for name in ["name", "user"].into_iter().filter(|name| !field(name).is_empty()) {
         text.push_str(&format!(", {name} {}", field(name)));
     }

@@ -35,7 +35,8 @@ pub fn finding(finding: &Finding) -> Value {
     let (kind, mut value) = match finding {
         Finding::Unreachable { node: n, primary, slots, reason } => (
             "unreachable",
-            json!({"node": node(n), "primary": primary, "slots": slots.to_string(), "reason": reason}),
+            json!({"node": node(n), "primary": primary, "slots": slots.to_string(), "reason": reason.why,
+                "refuses_login": reason.refuses_login}),
         ),
         Finding::Failing { node: n, said_by } => ("failing", json!({"node": node(n), "said_by": said_by})),
         Finding::ClusterDown { nodes: said_by } => ("cluster_down", json!({"said_by": nodes(said_by)})),

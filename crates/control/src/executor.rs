@@ -196,15 +196,7 @@ impl Executor {
 
     /// Puts back what a job has changed besides slots and keys, where it ended in a way that did not.
     pub(crate) async fn put_back(&mut self) {
-        if self.sheltered.is_empty() {
-            return;
-        }
-        match self.handover().await {
-            Ok(handover) => handover.unshelter().await,
-            Err(Trouble::Reason(reason)) => tracing::warn!(%reason, "a setting is not put back"),
-            Err(Trouble::Error(e)) => tracing::warn!(error = %e, "a setting is not put back"),
-        }
-        self.sheltered.clear();
+        put_back(&self.deployment, &std::mem::take(&mut self.sheltered)).await;
     }
 
     /// The job was written down, which took so long.
@@ -703,6 +695,13 @@ impl Executor {
         self.sealed_at = Some(Instant::now());
         self.note_silence(&observation, silence).await;
         Ok(Detail::Observed(Box::new(observation)))
+    }
+}
+
+/// Has the replicas of these nodes follow slots again, also where the other nodes of the job do not answer.
+pub(crate) async fn put_back(deployment: &Deployment, sheltered: &[NodeId]) {
+    if let Err(e) = Handover::unshelter_nodes(deployment, sheltered).await {
+        tracing::warn!(error = %e, "a setting is not put back");
     }
 }
 

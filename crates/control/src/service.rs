@@ -23,6 +23,7 @@ use whimbrel_flow::budget::Rates;
 use whimbrel_flow::latency::{self, Watched, Written};
 
 use crate::clock::now_s;
+use crate::executor::put_back;
 use crate::hooks::{HookSettings, JobHooks};
 use crate::job::{self, Record, View};
 use crate::report::{Ending, JobReport};
@@ -188,11 +189,13 @@ impl Ready {
     ///
     /// # Errors
     /// `Own` where the journal cannot be written.
-    pub(crate) fn give_up(&mut self) -> Result<bool> {
+    pub(crate) async fn give_up(&mut self, deployment: &Deployment) -> Result<bool> {
         let Task::External(record) = &mut self.task else { return Ok(false) };
         if !job::give_up(record) {
             return Ok(false);
         }
+        // Before it is written down that it has ended: nobody comes back to it then.
+        put_back(deployment, &std::mem::take(&mut record.sheltered)).await;
         self.task.save(&self.journal)?;
         self.journal.publish(&self.task.status());
         Ok(true)

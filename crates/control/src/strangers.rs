@@ -185,7 +185,7 @@ pub fn trouble_at(node: &Surveyed, wanted: &Wanted, own: &Own) -> Option<String>
     let involved = wanted.nodes.contains(&node.id);
     let state = match &node.answer {
         Ok(state) => state,
-        Err(why) => return involved.then(|| format!("it does not answer: {why}")),
+        Err(why) => return involved.then(|| why.to_string()),
     };
     let in_the_way = |slots: &SlotSet| involved || !slots.intersection(&wanted.slots).is_empty();
     let natives = state.native.iter().filter(|native| !own.has(&node.id, native));

@@ -74,6 +74,9 @@ pub enum ErrorKind {
         /// The command, as it is needed.
         command: String,
     },
+    /// The server answers what reads, and has kept what writes waiting for this many milliseconds: somebody
+    /// has paused its clients.
+    Paused(u64),
     /// Clients went on writing to the source while somebody else was to stop them.
     StillWritten(Box<StillWritten>),
     /// Something of our own: a file, the journal, the state folder.
@@ -196,11 +199,15 @@ impl Error {
     }
 
     /// True where the connection is of no further use and a new one may help: the link broke, timed out, or
-    /// could not be made.
+    /// could not be made, or the server's clients are paused.
     pub fn is_link(&self) -> bool {
         matches!(
             self.kind,
-            ErrorKind::Connect(_) | ErrorKind::Broken(_) | ErrorKind::Closed | ErrorKind::Timeout(_)
+            ErrorKind::Connect(_)
+                | ErrorKind::Broken(_)
+                | ErrorKind::Closed
+                | ErrorKind::Timeout(_)
+                | ErrorKind::Paused(_)
         )
     }
 
@@ -245,6 +252,12 @@ impl fmt::Display for Problem<'_> {
             ErrorKind::Unfit(what) | ErrorKind::Options(what) => f.write_str(what)?,
             ErrorKind::Forbidden { command, answer } => write!(f, "{command} is refused there: {answer}")?,
             ErrorKind::Lacks { command } => write!(f, "this server has no {command}")?,
+            ErrorKind::Paused(ms) => {
+                write!(
+                    f,
+                    "its clients are paused: it answers what reads, and kept what writes waiting for {ms} ms"
+                )?;
+            }
             ErrorKind::StillWritten(still) => write!(f, "{still}")?,
             ErrorKind::Own(what) => f.write_str(what)?,
         }
@@ -398,6 +411,13 @@ impl ServerError {
             text.push('…');
         }
         ServerError { code, text }
+    }
+
+    /// Whether this user may not run the command, or there is none of that name.
+    pub fn forbids_command(&self) -> bool {
+        // "no permissions to run the 'get' command", as against "to access one of the keys".
+        let is_of_command = || self.text.contains("to run the");
+        self.code == Code::UnknownCommand || self.code == Code::NoPermission && is_of_command()
     }
 
     /// The error in a reply, where it is one.

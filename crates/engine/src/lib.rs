@@ -4,6 +4,7 @@
 //! - [`link`]: one connection to one server, greeted and ready for commands;
 //! - [`login`]: passwords, and those that expire, which a command prints;
 //! - [`behind`] and [`routes`]: servers behind a proxy that divides keys among them;
+//! - [`paused`]: servers whose clients somebody has paused;
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
@@ -31,6 +32,7 @@ pub mod link;
 pub mod login;
 pub mod native;
 pub mod nodes;
+pub mod paused;
 pub mod probe;
 pub mod remedy;
 pub mod rights;

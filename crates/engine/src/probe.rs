@@ -10,6 +10,7 @@ use whimbrel_wire::value::Value;
 use crate::error::{Code, Result, ServerError, Side};
 use crate::expiry::Clock;
 use crate::link::Link;
+use crate::paused::unless_paused;
 
 /// The reply of `INFO` as fields.
 #[derive(Debug, Clone, Default)]
@@ -413,7 +414,7 @@ impl Capabilities {
     /// the key is never written.
     ///
     /// # Errors
-    /// As [`Link::replies`].
+    /// As [`Link::replies`]; `Paused` where somebody has paused the server's clients.
     pub async fn probe_payload_version(
         &mut self,
         link: &mut Link,
@@ -426,7 +427,8 @@ impl Capabilities {
         }
         link.flush().await?;
         let mut best = None;
-        for (&version, reply) in PAYLOAD_VERSIONS.iter().zip(link.replies(PAYLOAD_VERSIONS.len()).await?) {
+        let replies = unless_paused(link, async |link| link.replies(PAYLOAD_VERSIONS.len()).await).await?;
+        for (&version, reply) in PAYLOAD_VERSIONS.iter().zip(replies) {
             match ServerError::of(&reply).map(|e| e.code) {
                 Some(Code::PayloadFormat) => best = best.max(Some(version)),
                 Some(Code::UnknownCommand | Code::NoPermission) => self.restore = false,

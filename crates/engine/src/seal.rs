@@ -15,4 +15,4 @@ mod writing;
 pub use self::fence::{FenceKind, WriterFence};
 pub use self::pause::{Reached, Seal};
 pub use self::rights::check_rights;
-pub use self::writing::{WritingClient, other_clients, writing_clients};
+pub use self::writing::{WritingClient, is_whimbrels, other_clients, writing_clients};

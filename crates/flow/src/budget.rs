@@ -352,6 +352,13 @@ impl Rates {
         self.0.taken.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// How many keys are read together at most, so that none of them is read long before its time: those of a
+    /// tenth of a second. One at least; all there are where there is no rate.
+    pub(crate) fn keys_at_once(&self) -> usize {
+        let per_second = self.0.keys.lock().per_second;
+        per_second.map_or(usize::MAX, |rate| (rate * BURST.as_secs_f64()).max(1.0) as usize)
+    }
+
     /// Nothing waits for rates until it is dropped: clients wait for what is to be moved.
     #[must_use]
     pub fn lift(&self) -> Lifted {

@@ -376,3 +376,45 @@ fn consumers_that_were_given_nothing_arrive(engine: Engine) {
     assert!(consumers(&target).contains("name"), "{engine}: {}", consumers(&target));
     drop(sync);
 }
+
+/// The source hangs before a cutover is asked for: that is said in bounded time, with how long nothing was heard,
+/// and that nothing was changed. The sync goes on, and the cutover succeeds once it answers.
+#[test]
+fn a_source_that_hangs_is_told_of() {
+    for is_noticed in [false, true] {
+        let fill = |source: &Server| drop(source.call(&["SET", "k", "1"]));
+        let (source, target, job, mut sync) = following(Engine::Redis70, Engine::Valkey91, fill);
+        source.suspend().expect("suspended");
+        if is_noticed {
+            let deadline = Instant::now() + PATIENCE;
+            while !sync.stdout().lines().next_back().is_some_and(|line| line.contains("\"silent\":true")) {
+                assert!(sync.is_running() && Instant::now() < deadline, "{}", sync.stdout());
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
+        let refused = job.cutover(&["--fence", "none", "--max-pause", "5s"]).expect_code(3);
+        let words = if is_noticed { "no answer for" } else { "no connection within" };
+        for words in [words, "nothing was changed", &*source.addr()] {
+            assert!(refused.stdout.contains(words), "{words}: {}", refused.stdout);
+        }
+        source.resume().expect("resumed");
+        wait_for("it is cut over", || {
+            job.cutover(&["--fence", "none", "--max-pause", "5s"]).code() == Some(0)
+        });
+        assert_eq!(target.call(&["GET", "k"]), source.call(&["GET", "k"]));
+        stop(sync);
+    }
+}
+
+/// Where the fence is a pause, the way back begins when it is over: until then nothing is written there.
+#[test]
+fn the_way_back_waits_for_the_end_of_a_pause() {
+    let fill = |source: &Server| drop(source.call(&["SET", "k", "1"]));
+    let (source, target, job, sync) = following(Engine::Redis70, Engine::Redis70, fill);
+    let how = ["--fence", "pause", "--fence-for", "12s", "--reverse-sync", "--max-pause", "5s"];
+    job.cutover(&how).expect_code(0);
+    target.call(&["SET", "k", "2"]);
+    let arrived = target.call(&["GET", "k"]);
+    wait_for("it is followed back", || source.call(&["GET", "k"]) == arrived);
+    stop(sync);
+}

@@ -262,3 +262,60 @@ fn of_fleets() {
     assert!(said.contains("member 2 (front-1) of a fleet of 2 members give all its partitions"), "{said}");
     assert_eq!(fleet.settled(2)["fleet"]["members"].as_array().map(Vec::len), Some(2), "that was a dry run");
 }
+
+/// Somebody has paused the clients of a server: it answers, but not what writes. Both runs end in bounded time,
+/// say so and name the server.
+#[track_caller]
+fn both_name_the_pause_of(server: &Server, args: &[&str]) {
+    server.call(&["CLIENT", "PAUSE", "600000", "WRITE"]);
+    for how in ["--dry-run", "--yes"] {
+        let refused = Invocation::unasked(&[args, &[how]].concat()).timeout(PATIENCE).run().expect_code(3);
+        let told = refusal(&refused);
+        for words in [&*server.addr(), "its clients are paused", "CLIENT PAUSE", "CLIENT UNPAUSE"] {
+            assert!(told.contains(words), "{args:?} {how}: {words}: {told}");
+        }
+    }
+    server.call(&["CLIENT", "UNPAUSE"]);
+}
+
+fn paused_clients_are_named(engine: Engine) {
+    let pair = Pair::start(engine);
+    let (source, target) = (pair.source.addr(), pair.target.addr());
+    let folder = pair.folder.path().to_str().expect("a name");
+    for command in ["copy", "sync"] {
+        both_name_the_pause_of(&pair.target, &[command, &source, &target, "--state-dir", folder]);
+    }
+    let front = Front::between(&source, &target, &[]);
+    for server in [&pair.source, &pair.target] {
+        both_name_the_pause_of(server, &["front", "start", "--state-dir", front.state_dir()]);
+    }
+    assert_eq!(pair.target.call(&["DBSIZE"]), redis::Value::Int(0), "something was written");
+    let scene = Scene::of(engine, 0, &[vec![0..=5_460], vec![5_461..=10_922], vec![10_923..=16_383]]).start();
+    scene.fill(0..=9, 1, 20);
+    let seed = scene.cluster.seed();
+    let move_ten = ["reshard", &seed, "--slots", "0-9", "--to", scene.cluster.node_id(1)];
+    let move_ten = [&move_ten[..], &["--method", "external", "--state-dir", folder]].concat();
+    for node in [0, 1] {
+        both_name_the_pause_of(&scene.cluster.nodes()[node], &move_ten);
+    }
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        paused_clients_are_named
+}
+
+/// One answer says whether the user may write, and whether the server takes writes at all.
+#[test]
+fn a_target_that_has_stopped_writes_is_asked_once() {
+    let pair = Pair::start(Engine::Redis70);
+    pair.target.call(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    pair.target.call(&["CONFIG", "RESETSTAT"]);
+    let (source, target) = (pair.source.addr(), pair.target.addr());
+    let refused = Invocation::unasked(&["copy", &source, &target, "--dry-run"]).timeout(PATIENCE).run();
+    let told = refusal(&refused.expect_code(4));
+    assert!(told.contains("NOREPLICAS") && told.contains("has stopped writes"), "{told}");
+    let counted = format!("{:?}", pair.target.call(&["INFO", "commandstats"]));
+    let sets = counted.split("cmdstat_set:").nth(1).unwrap_or_else(|| panic!("{counted}"));
+    assert!(sets.split("rejected_calls=").nth(1).is_some_and(|n| n.starts_with("1,")), "{sets}");
+}

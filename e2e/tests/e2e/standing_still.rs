@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
 use whimbrel_e2e::shards;
-use whimbrel_lab::{Engine, wait_until};
+use whimbrel_lab::{ClusterBuilder, Engine, wait_until};
 
 use crate::daemon::{EXTERNAL, Served, serve};
 
@@ -59,6 +59,25 @@ fn a_daemon_gives_up_what_waits_for_a_dead_target(engine: Engine) {
     daemon.wait_for("0-99", &["success"]);
 }
 
+/// What was switched off for the source's last slots is on again once the job is given up, although its target
+/// never answers any more.
+fn a_daemon_that_gives_up_puts_back_what_it_switched_off(engine: Engine) {
+    const FOLLOW: &str = "cluster-allow-replica-migration";
+    let scene = Scene::of(engine, 0, &[vec![0..=199], vec![200..=9999], vec![10000..=16383]]);
+    let on = |cluster: ClusterBuilder| cluster.arg("cluster-require-full-coverage", "no").arg(FOLLOW, "yes");
+    let scene = scene.cluster(on).start();
+    scene.fill(0..=199, 200, 2_000);
+    let set = || format!("{:?}", scene.cluster.nodes()[0].call(&["CONFIG", "GET", FOLLOW]));
+    let daemon: Served = serve(&scene, &[&EXTERNAL[..], &["--rate-keys", "200", "--stall", "3s"]].concat());
+    let dead = scene.cluster.node_id(1).to_owned();
+    assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {dead}")), "OK");
+    daemon.wait_for("0-199", &["snapshotting"]);
+    assert!(set().contains("\"no\""), "it was not switched off: {}", set());
+    scene.cluster.kill9(1).expect("it can be killed");
+    daemon.wait_for("0-199", &["failed"]);
+    assert!(set().contains("\"yes\""), "it stays switched off: {}", set());
+}
+
 /// The process stood still, and the source had no room for what was written meanwhile.
 fn a_limit_that_cuts_the_feed_is_named(engine: Engine) {
     let scene = scene(engine);
@@ -106,6 +125,11 @@ fn a_limit_that_cuts_the_feed_is_named(engine: Engine) {
 
 whimbrel_lab::for_each_engine! {
     a_target_that_died_is_named
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        a_daemon_that_gives_up_puts_back_what_it_switched_off
 }
 
 mod matrix {

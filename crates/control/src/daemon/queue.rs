@@ -247,8 +247,11 @@ impl Queue {
             if status.ended || entry.running || status.cluster != cluster {
                 continue;
             }
-            let opened = Ready::open(&self.store, &status.id);
-            match opened.and_then(|mut ready| ready.give_up().map(|over| (!over).then_some(ready))) {
+            let taken_up = async {
+                let mut ready = Ready::open(&self.store, &status.id)?;
+                Ok::<_, Error>((!ready.give_up(&self.deployment).await?).then_some(ready))
+            };
+            match taken_up.await {
                 Ok(Some(ready)) => self.lock().waiting.push_back(ready),
                 Ok(None) => tracing::warn!(job = status.id, "a job has been given up"),
                 Err(error) => tracing::warn!(job = status.id, %error, "a job cannot be taken up"),

@@ -112,8 +112,11 @@ impl Situation {
             [one] if self.owners.contains_key(&one.id) => return Ok(one.id.clone()),
             [one] => {
                 let at = one.name().to_string();
-                return Err(Error::unfit(Side::Source, at, "find a node", "it does not answer")
-                    .with_remedy("see `whimbrel status`"));
+                let why =
+                    one.answer.as_ref().err().map_or("it does not answer".to_owned(), ToString::to_string);
+                return Err(
+                    Error::unfit(Side::Source, at, "find a node", why).with_remedy("see `whimbrel status`")
+                );
             }
             [] => match self.survey.nodes.iter().find(is_called) {
                 Some(replica) => format!("node {} is a replica; name its primary", replica.name()),
@@ -200,8 +203,8 @@ impl Situation {
             let Err(reason) = &node.answer else { continue };
             let slots = Slot::all().filter(|slot| state.owners.of(*slot) == Some(&node.id)).count() as u64;
             if slots > 0 {
-                let what =
-                    format!("it does not answer, and owns {}: {reason}", format_count_of(slots, "slot"));
+                let owns = format_count_of(slots, "slot");
+                let what = format!("it {}, and owns {owns}: {}", reason.verb(), reason.why);
                 return Err(Error::unfit(Side::Source, node.name().to_string(), "plan moves", what)
                     .with_remedy("see `whimbrel status`"));
             }
@@ -311,6 +314,8 @@ impl Situation {
 
 #[cfg(test)]
 mod tests {
+    use whimbrel_engine::nodes::NoAnswer;
+
     use super::*;
     use crate::scene::{id, survey, third};
 
@@ -331,7 +336,7 @@ mod tests {
     #[test]
     fn a_primary_that_does_not_answer_and_one_of_two_are_refused() {
         let mut survey = survey();
-        survey.nodes[2].answer = Err("timeout".to_owned());
+        survey.nodes[2].answer = Err(NoAnswer::because("timeout"));
         survey.nodes[1].id = format!("0{}", "1".repeat(39)).parse().expect("an id");
         let situation = Situation::of(survey);
         let refused = |name: &str| situation.resolve(name).expect_err(name).to_string();
@@ -344,7 +349,7 @@ mod tests {
     fn nothing_is_planned_around_a_primary_that_does_not_answer() {
         let mut survey = survey();
         assert!(Situation::of(survey.clone()).refuse_silence().is_ok());
-        survey.nodes[2].answer = Err("timeout".to_owned());
+        survey.nodes[2].answer = Err(NoAnswer::because("timeout"));
         let refused = Situation::of(survey).refuse_silence().expect_err("it owns slots").to_string();
         assert!(refused.contains("does not answer, and owns 5,4"), "{refused}");
     }

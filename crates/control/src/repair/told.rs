@@ -6,7 +6,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate, Left, Obstacle, Why};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_count, format_count_of};
-use whimbrel_engine::nodes::{Survey, shortened};
+use whimbrel_engine::nodes::{NoAnswer, Survey, shortened};
 
 /// Ranges of slots that a text shows at most.
 const RANGES_SHOWN: usize = 8;
@@ -133,13 +133,15 @@ impl fmt::Display for Told<'_> {
 /// What stays wrong, for people, with the nodes' addresses.
 pub fn left(survey: &Survey, left: &Left) -> String {
     let name = |id: &NodeId| survey.name(id);
+    let answer = |id: &NodeId| survey.node(id).and_then(|node| node.answer.as_ref().err());
+    let verb = |id: &NodeId| answer(id).map_or("does not answer", NoAnswer::verb);
     let why = match &left.obstacle {
         Obstacle::SilentOwner(owner) => {
-            format!("its owner {} does not answer: nothing is touched there", name(owner))
+            format!("its owner {} {}: nothing is touched there", name(owner), verb(owner))
         }
         Obstacle::SilentTarget(target) => {
-            let name = name(target);
-            format!("it is being moved to {name}, which does not answer: nothing is touched there")
+            let (name, verb) = (name(target), verb(target));
+            format!("it is being moved to {name}, which {verb}: nothing is touched there")
         }
         Obstacle::NoPrimary => "no primary answers that could own it".to_owned(),
         Obstacle::OtherDatabases(node) => {
@@ -151,6 +153,9 @@ pub fn left(survey: &Survey, left: &Left) -> String {
             name(primary),
             name(best)
         ),
+        Obstacle::Silent(node) if answer(node).is_some_and(|answer| answer.refuses_login) => {
+            return format!("{} refuses the login: give it the user and password of the others", name(node));
+        }
         Obstacle::Silent(node) => {
             let name = name(node);
             return format!(

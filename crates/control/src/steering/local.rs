@@ -4,16 +4,20 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::budget::{RateChange, Rates};
 use whimbrel_flow::journal;
-use whimbrel_flow::sync::{Ask, CutoverOptions};
+use whimbrel_flow::sync::{
+    Ask, Beginning, CutoverOptions, CutoverReport, NotTakenOver, SILENT_AFTER_MS, SyncStatus,
+};
 
 use super::attended::{Attended, How};
 use super::protocol::{Refusal, Request, Standing, Steered, Why};
@@ -22,6 +26,11 @@ use crate::again;
 use crate::clock::now_s;
 use crate::hooks::JobHooks;
 use crate::store::{Kind, Status, Store};
+
+/// How long a server may be silent before a cutover is given up that has not begun; and how often that is
+/// looked at.
+const SILENT_MS_MAX: u64 = 30_000;
+const SILENCE_POLL: Duration = Duration::from_secs(1);
 
 /// How an error is worded for people who use another process.
 pub type Worded = fn(Error) -> String;
@@ -35,7 +44,7 @@ pub struct LocalJob {
     /// How fast its keys move.
     rates: Rates,
     /// Where cutovers are asked for, of one that can be cut over.
-    cutovers: Option<(mpsc::Sender<Ask>, Worded)>,
+    cutovers: Option<(mpsc::Sender<Ask>, Arc<SyncStatus>, Worded)>,
     /// A cutover that was ordered for later, and where that is written down.
     schedule: Schedule,
     kept: Option<(Store, String)>,
@@ -74,10 +83,16 @@ impl LocalJob {
         LocalJob { hooks, ..self }
     }
 
-    /// Cutovers of it are asked for there, and why one did not come about is worded so.
+    /// Cutovers of it are asked for there, and why one did not come about is worded so. `status` tells which
+    /// servers are silent.
     #[must_use]
-    pub fn with_cutovers(self, cutovers: mpsc::Sender<Ask>, worded: Worded) -> LocalJob {
-        LocalJob { cutovers: Some((cutovers, worded)), ..self }
+    pub fn with_cutovers(
+        self,
+        cutovers: mpsc::Sender<Ask>,
+        status: Arc<SyncStatus>,
+        worded: Worded,
+    ) -> LocalJob {
+        LocalJob { cutovers: Some((cutovers, status, worded)), ..self }
     }
 
     /// Cutovers of it can be ordered for later, which is written down there, under this name. A job that is
@@ -111,7 +126,7 @@ impl LocalJob {
         options: CutoverOptions,
         withdrawn: CancellationToken,
     ) -> std::result::Result<Value, Refusal> {
-        let Some((cutovers, worded)) = &self.cutovers else {
+        let Some((cutovers, status, worded)) = &self.cutovers else {
             return Err(Refusal::unsupported("only a sync can be cut over"));
         };
         let now = self.rates.now();
@@ -124,15 +139,9 @@ impl LocalJob {
             );
             return Err(Refusal { why: Why::Refused, text });
         }
-        let (answer, told) = oneshot::channel();
-        let gone = || Error::own("cut over", "the sync has ended");
-        let outcome = match cutovers.send(Ask { options, withdrawn, answer }).await {
-            Ok(()) => told.await.unwrap_or_else(|_| Err(gone())),
-            Err(_) => Err(gone()),
-        };
-        let outcome =
-            outcome.and_then(|report| serde_json::to_value(&report).map_err(|e| Error::own("cut over", e)));
-        outcome.map_err(|e| Refusal { why: why_refused(&e), text: worded(e) })
+        let report = handed_over(cutovers, status, options, withdrawn).await;
+        let value = report.map(|report| serde_json::to_value(&report).unwrap_or_default());
+        value.map_err(|it| Refusal { why: why_refused(&it), text: worded(it.error) })
     }
 
     /// Cuts over when that was ordered.
@@ -170,12 +179,47 @@ pub(crate) fn steer(
     Some(Ok(serde_json::to_value(rates.now()).unwrap_or_default()))
 }
 
-/// Why something was not done that may have been begun.
-fn why_refused(error: &Error) -> Why {
-    match error.side {
+/// Has a sync cut over, unless a server is silent. One that falls silent before anything is begun is waited
+/// for no longer than an answer takes at most.
+async fn handed_over(
+    cutovers: &mpsc::Sender<Ask>,
+    status: &SyncStatus,
+    options: CutoverOptions,
+    withdrawn: CancellationToken,
+) -> std::result::Result<CutoverReport, NotTakenOver> {
+    let beginning = Beginning::default();
+    let not = |error| NotTakenOver::new(error, &beginning);
+    let gone = || not(Error::own("cut over", "the sync has ended"));
+    if let Some(error) = status.unheard(SILENT_AFTER_MS) {
+        return Err(not(error));
+    }
+    let (answer, told) = oneshot::channel();
+    let ask = Ask { options, withdrawn, beginning: beginning.clone(), answer };
+    cutovers.send(ask).await.map_err(|_| gone())?;
+    tokio::pin!(told);
+    loop {
+        tokio::select! {
+            outcome = &mut told => return match outcome {
+                Ok(outcome) => outcome,
+                Err(_) => Err(gone()),
+            },
+            () = sleep(SILENCE_POLL) => {}
+        }
+        if let Some(error) = status.unheard(SILENT_MS_MAX)
+            && beginning.give_up()
+        {
+            return Err(not(error));
+        }
+    }
+}
+
+/// Why the target has not taken over.
+fn why_refused(not: &NotTakenOver) -> Why {
+    match not.error.side {
         // Nothing was changed, or everything was undone.
-        _ if error.is_refusal() => Why::Refused,
+        _ if not.error.is_refusal() => Why::Refused,
         Side::Own => Why::Internal,
+        _ if !not.begun && not.error.is_link() => Why::Unreachable,
         _ => Why::Interrupted,
     }
 }

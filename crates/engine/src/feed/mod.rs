@@ -55,10 +55,17 @@ pub use self::touched::{Collection, Elements, Touch, Touched, TouchedLimits, Wha
 use self::tracking::Barrier;
 
 /// Whether a command of this name, as `CLIENT LIST` writes it, can write: by itself, or since it carries out
-/// others.
+/// others. Servers before Redis 7.0 do not name subcommands.
 pub fn may_write(command: &str) -> bool {
-    let name = command.split('|').next().unwrap_or_default().to_ascii_uppercase();
-    name == "EXEC" || command::writes(name.as_bytes())
+    let command = command.to_ascii_uppercase();
+    let (name, subcommand) = command.split_once('|').unwrap_or((&command, ""));
+    match name {
+        "EXEC" => true,
+        // The others change who owns what, or tell it.
+        "CLUSTER" => subcommand == "FLUSHSLOT",
+        "FUNCTION" => !["LIST", "DUMP", "STATS"].contains(&subcommand),
+        name => command::writes(name.as_bytes()),
+    }
 }
 
 fn attach_timeout(deployment: &Deployment, address: &Address, options: FeedOptions) -> Error {

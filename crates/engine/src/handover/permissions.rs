@@ -5,6 +5,7 @@ use super::peer::Peer;
 use super::state::Handover;
 use crate::error::{Code, Error, Result, ServerError};
 use crate::link::Link;
+use crate::paused::{check_unpaused, unless_paused};
 use crate::probe::PROBE_KEY;
 
 type Command = &'static [&'static [u8]];
@@ -54,7 +55,8 @@ impl Handover {
     /// Finds out whether this user may do everything that a handover needs, before anything is changed.
     ///
     /// # Errors
-    /// `Server` for the first command that is forbidden.
+    /// `Server` for the first command that is forbidden; `Paused` where somebody has paused the clients of a
+    /// node.
     pub async fn check_permissions(&mut self) -> Result<()> {
         let bumps = self.usual_fence() == FenceKind::Gossip;
         for (peer, own) in [(&mut self.source, &SOURCE[..]), (&mut self.target, &TARGET[..])] {
@@ -74,12 +76,13 @@ async fn check(peer: &mut Peer, needed: Vec<Command>) -> Result<()> {
             let reply = link.ask(command).await?;
             refused(link, command, ServerError::of(&reply))?;
         }
+        check_unpaused(link).await?;
         link.call(&[b"MULTI"]).await?;
         for command in &needed {
             link.push(command);
         }
         link.flush().await?;
-        let replies = link.replies(needed.len()).await?;
+        let replies = unless_paused(link, async |link| link.replies(needed.len()).await).await?;
         link.call(&[b"DISCARD"]).await?;
         needed
             .iter()

@@ -9,6 +9,8 @@ use whimbrel_core::slot::SlotSet;
 
 use super::options::{FenceKind, HandoverOptions};
 use super::peer::{Mark, Peer};
+use super::watch::any_view;
+use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::Result;
 use crate::link::Link;
@@ -193,19 +195,38 @@ impl Handover {
     /// down has forgotten it anyway.
     pub async fn unshelter(&mut self) {
         for (_, address) in std::mem::take(&mut self.sheltered) {
-            let restored = async {
-                let (mut link, _) = self.source.connector.open(&address).await?;
-                link.call(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"yes"]).await
-            };
-            if let Err(e) = restored.await {
-                tracing::warn!(error = %e, "cluster-allow-replica-migration stays off there");
-            }
+            let open = async { self.source.connector.open(&address).await.map(|(link, _)| link) };
+            let_follow(open.await).await;
         }
+    }
+
+    /// As [`Handover::unshelter`], where neither of the two nodes need answer any more: the nodes whose
+    /// replicas were kept from following the slots, by their names.
+    ///
+    /// # Errors
+    /// Where no node says where they are.
+    pub async fn unshelter_nodes(deployment: &Deployment, sheltered: &[NodeId]) -> Result<()> {
+        if sheltered.is_empty() {
+            return Ok(());
+        }
+        let view = any_view(deployment).await?;
+        for node in sheltered.iter().filter_map(|id| view.node(id)) {
+            let_follow(deployment.open(&node.address, 0).await).await;
+        }
+        Ok(())
     }
 
     /// The nodes of both shards, as they were when this was opened.
     pub fn members(&self) -> &Members {
         &self.members
+    }
+}
+
+/// Lets replicas follow the last slot of their primary again.
+async fn let_follow(opened: Result<Link>) {
+    let restored = async { opened?.call(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"yes"]).await };
+    if let Err(e) = restored.await {
+        tracing::warn!(error = %e, "cluster-allow-replica-migration stays off there");
     }
 }
 

@@ -16,7 +16,7 @@ use crate::deployment::{Deployment, Topology};
 use crate::endpoint::Address;
 use crate::error::{Error, Result};
 use crate::link::Link;
-use crate::nodes::{Counted, Finding, Survey, SurveyOptions};
+use crate::nodes::{Counted, Finding, NoAnswer, Survey, SurveyOptions};
 use crate::probe::{DbCounts, Info};
 
 pub use self::commands::{CommandUse, Reach, lacking};
@@ -102,7 +102,7 @@ impl Inventory {
         for (primary, address) in nodes(&topology) {
             let node = inventory.ask_node(deployment, address, primary).await;
             let silent =
-                |e: Error| NodeFacts { silent: Some(e.problem()), ..NodeFacts::at(address, primary) };
+                |e: Error| NodeFacts { silent: Some(NoAnswer::of(e)), ..NodeFacts::at(address, primary) };
             inventory.nodes.push(node.unwrap_or_else(silent));
         }
         if inventory.cluster {

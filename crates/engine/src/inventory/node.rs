@@ -8,6 +8,7 @@ use crate::endpoint::Address;
 use crate::error::Result;
 use crate::feed;
 use crate::link::Link;
+use crate::nodes::NoAnswer;
 use crate::probe::{Info, ServerFacts};
 
 /// The channel on which sentinels find each other.
@@ -21,7 +22,7 @@ pub struct NodeFacts {
     /// Whether the topology has it as a primary.
     pub primary: bool,
     /// Why it did not answer; `None` where it did.
-    pub silent: Option<String>,
+    pub silent: Option<NoAnswer>,
     /// What it says that it is.
     pub version: String,
     /// Whether it says that it is a replica.

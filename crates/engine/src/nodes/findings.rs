@@ -8,7 +8,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::units::format_count;
 
-use super::survey::{NodeName, NodeState, Survey};
+use super::survey::{NoAnswer, NodeName, NodeState, Survey};
 
 /// Who some nodes say owns some slots.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,7 +31,7 @@ pub enum Finding {
         /// The slots that others say are its own.
         slots: SlotSet,
         /// Why there was no answer.
-        reason: String,
+        reason: NoAnswer,
     },
     /// A node answers us, but other nodes find it failing.
     Failing {
@@ -199,11 +199,11 @@ impl fmt::Display for Finding {
         match self {
             Finding::Unreachable { node, primary, slots, reason } => {
                 let role = if *primary { "primary" } else { "replica" };
-                write!(f, "{role} {node} does not answer")?;
+                write!(f, "{role} {node} {}", reason.verb())?;
                 if !slots.is_empty() {
                     write!(f, ", and owns {}", slots_of(slots))?;
                 }
-                write!(f, ": {reason}")
+                write!(f, ": {}", reason.why)
             }
             Finding::Failing { node, said_by } => {
                 write!(f, "{node} answers us, but {said_by} of the nodes find it failing")

@@ -21,8 +21,8 @@ pub use counts::key_counts;
 pub use findings::{Finding, Opinion, shortened};
 pub(crate) use survey::is_called;
 pub use survey::{
-    CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NativeSeen, NodeFacts, NodeName, NodeState, Survey,
-    SurveyOptions, Surveyed, native_migrations,
+    CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NativeSeen, NoAnswer, NodeFacts, NodeName, NodeState,
+    Survey, SurveyOptions, Surveyed, native_migrations,
 };
 pub use view::{ClusterView, Node, NodeFlags};
 pub use whimbrel_core::cluster::{KeyCounts, Owners, Role};

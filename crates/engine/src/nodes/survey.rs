@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use whimbrel_core::cluster::{self, Cluster, KeyCounts, Owners, Role, State};
@@ -174,6 +175,49 @@ impl NodeState {
     }
 }
 
+/// Why a node has told nothing of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoAnswer {
+    /// It was reached, and refuses the login: a user or a password that others take, or none.
+    pub refuses_login: bool,
+    /// Why, in words: those of the server, where it said anything.
+    pub why: String,
+}
+
+impl NoAnswer {
+    /// Of a node that does not answer.
+    pub fn because(why: impl Into<String>) -> NoAnswer {
+        NoAnswer { refuses_login: false, why: why.into() }
+    }
+
+    /// What the node does instead of answering, for people: the rest of a sentence about it.
+    pub fn verb(&self) -> &'static str {
+        if self.refuses_login { "refuses the login" } else { "does not answer" }
+    }
+
+    /// What the error says, without whom it is about and what to do.
+    pub(crate) fn of(mut e: Error) -> NoAnswer {
+        e.remedy = None;
+        let about = format!("{} {}: ", e.side, e.at);
+        let text = e.to_string();
+        let why = text.strip_prefix(&about).map(str::to_owned).unwrap_or(text);
+        NoAnswer { refuses_login: matches!(e.kind, ErrorKind::Auth(_)), why }
+    }
+}
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it {}: {}", self.verb(), self.why)
+    }
+}
+
+/// Programs read the reason alone.
+impl Serialize for NoAnswer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.why)
+    }
+}
+
 /// A node and what it answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Surveyed {
@@ -185,8 +229,8 @@ pub struct Surveyed {
     pub told_role: Role,
     /// Whom it follows, likewise.
     pub told_primary: Option<NodeId>,
-    /// What it answered; or why there is no answer, in words.
-    pub answer: std::result::Result<NodeState, String>,
+    /// What it answered; or why there is no answer.
+    pub answer: std::result::Result<NodeState, NoAnswer>,
 }
 
 impl Surveyed {
@@ -278,7 +322,7 @@ impl Survey {
         within: Option<Duration>,
     ) -> Result<Survey> {
         let mut told: BTreeMap<NodeId, Node> = BTreeMap::new();
-        let mut answers: BTreeMap<NodeId, std::result::Result<NodeState, String>> = BTreeMap::new();
+        let mut answers: BTreeMap<NodeId, std::result::Result<NodeState, NoAnswer>> = BTreeMap::new();
         let mut waiting: VecDeque<Node> = VecDeque::new();
         add_view(first, &mut told, &mut waiting);
         for _ in 0..ROUNDS_MAX {
@@ -311,7 +355,7 @@ impl Survey {
                         return Err(e);
                     }
                     Err(e) => {
-                        answers.insert(id, Err(reason(e)));
+                        answers.insert(id, Err(NoAnswer::of(e)));
                     }
                 }
             }
@@ -327,7 +371,7 @@ impl Survey {
             .map(|node| Surveyed {
                 answer: answers
                     .remove(&node.id)
-                    .unwrap_or_else(|| Err("only known to a node that was asked last".to_owned())),
+                    .unwrap_or_else(|| Err(NoAnswer::because("only known to a node that was asked last"))),
                 id: node.id,
                 address: node.address,
                 told_role: node.role,
@@ -379,14 +423,6 @@ impl Survey {
     pub fn replicas_of<'a>(&'a self, primary: &'a NodeId) -> impl Iterator<Item = &'a Surveyed> {
         self.nodes.iter().filter(move |n| !n.is_primary() && n.primary() == Some(primary))
     }
-}
-
-/// What an error says, without whom it is about and what to do: a finding says that itself.
-fn reason(mut e: Error) -> String {
-    e.remedy = None;
-    let about = format!("{} {}: ", e.side, e.at);
-    let text = e.to_string();
-    text.strip_prefix(&about).map(str::to_owned).unwrap_or(text)
 }
 
 fn add_view(view: ClusterView, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {

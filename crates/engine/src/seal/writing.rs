@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::feed;
 use crate::link::{CLIENT_NAME, Link};
+use crate::nodes::is_called;
 
 /// A client whose last command could write.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -23,8 +24,8 @@ pub struct WritingClient {
     pub command: String,
 }
 
-/// The clients of a server that have written within the last second or two, ours excepted. `None` where this
-/// user may not ask for them.
+/// The clients of a server that have written within the last second or two, among them other jobs of
+/// whimbrel's by their names. `None` where this user may not ask for them.
 ///
 /// # Errors
 /// As [`Link::ask`].
@@ -60,9 +61,7 @@ fn of_user(clients: &str, user: &str) -> Vec<String> {
     if !clients.lines().any(|line| field(line, "name") == CLIENT_NAME) {
         return Vec::new();
     }
-    // Those of moves of slots are named after their jobs.
-    let is_ours = |line: &str| field(line, "name").starts_with("whimbrel:");
-    let is_theirs = |line: &&str| is_foreign(line) && !is_ours(line) && field(line, "user") == user;
+    let is_theirs = |line: &&str| is_foreign(line) && field(line, "user") == user;
     clients.lines().filter(is_theirs).map(|line| field(line, "addr").to_owned()).collect()
 }
 
@@ -71,11 +70,35 @@ fn field<'a>(line: &'a str, name: &str) -> &'a str {
     fields.into_iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value)
 }
 
+/// Whose a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// A replica's, a feed's among them, or the primary's: nobody's client.
+    Server,
+    /// Whimbrel's: this process's, or that of another job.
+    Whimbrel,
+    /// Anybody else's.
+    Foreign,
+}
+
+/// Whether a connection of this name is whimbrel's. Those that move slots are named after their jobs.
+pub fn is_whimbrels(name: &str) -> bool {
+    is_called(name, CLIENT_NAME)
+}
+
+/// Whose the connection in a line of `CLIENT LIST` is.
+fn whose(line: &str) -> Whose {
+    let (name, flags) = (field(line, "name"), field(line, "flags"));
+    match flags.contains(['S', 'M']) {
+        true => Whose::Server,
+        false if is_whimbrels(name) => Whose::Whimbrel,
+        false => Whose::Foreign,
+    }
+}
+
 /// Whether a line of `CLIENT LIST` is of a client, and none of ours.
 fn is_foreign(line: &str) -> bool {
-    // Links of replicas, those of feeds among them, and of the primary are nobody's clients.
-    let is_client = !field(line, "flags").contains(['S', 'M']);
-    is_client && ![CLIENT_NAME, feed::FEED_CLIENT_NAME].contains(&field(line, "name"))
+    whose(line) == Whose::Foreign
 }
 
 /// A line of `CLIENT LIST`, where it is of a client that has just written.
@@ -83,7 +106,13 @@ fn writing(line: &str, server: &str) -> Option<WritingClient> {
     let field = |name: &str| field(line, name);
     let (name, command) = (field("name"), field("cmd"));
     let is_recent = field("idle").parse::<u64>().is_ok_and(|seconds| seconds <= 1);
-    (is_foreign(line) && is_recent && feed::may_write(command)).then(|| WritingClient {
+    let writes = match whose(line) {
+        Whose::Server => false,
+        // What we and other jobs read is read in transactions. Whoever is asked here is only read by us.
+        Whose::Whimbrel => feed::may_write(command) && !command.eq_ignore_ascii_case("exec"),
+        Whose::Foreign => feed::may_write(command),
+    };
+    (is_recent && writes).then(|| WritingClient {
         server: server.to_owned(),
         address: field("addr").to_owned(),
         name: name.to_owned(),
@@ -95,6 +124,22 @@ fn writing(line: &str, server: &str) -> Option<WritingClient> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_question_tells_whose_a_connection_is() {
+        for (name, whose_it_is) in [
+            ("", Whose::Foreign),
+            ("worker", Whose::Foreign),
+            ("whimbrels", Whose::Foreign),
+            ("whimbrel", Whose::Whimbrel),
+            ("whimbrel:feed", Whose::Whimbrel),
+            ("whimbrel:job:p:7", Whose::Whimbrel),
+            ("whimbrel:candidate:p:", Whose::Whimbrel),
+        ] {
+            assert_eq!(whose(&format!("id=3 addr=10.0.0.1:1 name={name} flags=N cmd=set")), whose_it_is);
+        }
+        assert_eq!(whose("id=3 addr=10.0.0.1:1 name=whimbrel flags=S cmd=replconf"), Whose::Server);
+    }
 
     #[test]
     fn clients_with_our_own_user_are_told_from_us() {
@@ -110,17 +155,20 @@ mod tests {
     }
 
     #[test]
-    fn who_has_just_written_is_told_from_who_reads_rests_or_is_whimbrel() {
+    fn who_has_just_written_is_told_from_who_reads_or_rests() {
         let clients = "id=3 addr=10.0.0.1:1 name=worker idle=0 flags=N cmd=set user=app\n\
                        id=4 addr=10.0.0.1:2 name= idle=1 flags=N cmd=xgroup|create\n\
                        id=5 addr=10.0.0.1:3 name= idle=0 flags=N cmd=get user=app\n\
                        id=6 addr=10.0.0.1:4 name= idle=9 flags=N cmd=set user=app\n\
                        id=7 addr=10.0.0.1:5 name=whimbrel idle=0 flags=N cmd=exec user=mover\n\
                        id=8 addr=10.0.0.1:6 name= idle=0 flags=S cmd=replconf user=mover\n\
-                       id=9 addr=10.0.0.1:7 name= idle=0 flags=N cmd=exec user=app\n";
+                       id=9 addr=10.0.0.1:7 name= idle=0 flags=N cmd=exec user=app\n\
+                       id=10 addr=10.0.0.1:8 name=whimbrel:job:7 idle=0 flags=N cmd=exec user=mover\n\
+                       id=11 addr=10.0.0.1:9 name=whimbrel:job:7 idle=0 flags=N cmd=unlink user=mover\n\
+                       id=12 addr=10.0.0.1:10 name=whimbrels idle=0 flags=N cmd=exec user=app\n";
         let found: Vec<_> = clients.lines().filter_map(|line| writing(line, "s:1")).collect();
         let addresses: Vec<&str> = found.iter().map(|client| client.address.as_str()).collect();
-        assert_eq!(addresses, ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:7"]);
+        assert_eq!(addresses, ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:7", "10.0.0.1:9", "10.0.0.1:10"]);
         assert_eq!((found[0].name.as_str(), found[0].user.as_str()), ("worker", "app"));
         assert_eq!((found[1].user.as_str(), found[1].server.as_str()), ("", "s:1"));
     }

@@ -17,6 +17,7 @@ whimbrel_lab::for_each_engine! {
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
         unowned_slots_and_lost_nodes_are_found
+        a_node_that_refuses_the_login_is_not_called_silent
 }
 
 async fn deployment(cluster: &Cluster) -> Deployment {
@@ -137,4 +138,22 @@ async fn unowned_slots_and_lost_nodes_are_found(engine: Engine) {
     );
     assert!(!findings.iter().any(|f| matches!(f, Finding::Leftovers { .. })), "{engine}: {findings:?}");
     assert!(!Survey::is_healthy(&findings));
+}
+
+/// One node has another password than the others: it was reached, and says why it tells nothing.
+async fn a_node_that_refuses_the_login_is_not_called_silent(engine: Engine) {
+    let cluster = Cluster::builder(engine).start().expect("the cluster starts");
+    for (node, password) in [(0, "common"), (1, "common"), (2, "other")] {
+        call(&cluster, node, &format!("CONFIG SET requirepass {password}"));
+    }
+    let endpoint = Endpoint::parse(Side::Source, &format!("redis://:common@{}", cluster.seed()));
+    let endpoint = endpoint.expect("an address");
+    let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("most nodes answer");
+    let survey = Survey::take(&deployment).await.expect("a survey");
+    let odd = survey.name(&cluster.node_id(2).parse().expect("an id"));
+    let findings: Vec<String> = survey.findings().iter().map(ToString::to_string).collect();
+    let named = findings.iter().find(|text| text.contains(&odd.to_string()));
+    let named = named.unwrap_or_else(|| panic!("{engine}: {findings:?}"));
+    assert!(named.contains("refuses the login, and owns 5,462 slots"), "{engine}: {named}");
+    assert!(named.contains("WRONGPASS") && !named.contains("does not answer"), "{engine}: {named}");
 }

@@ -1,10 +1,12 @@
 //! Fences by ACL rules while users come and go.
 
+use std::time::{Duration, Instant};
+
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
-use whimbrel_engine::seal::{FenceKind, WriterFence};
+use whimbrel_engine::seal::{FenceKind, WriterFence, other_clients, writing_clients};
 use whimbrel_lab::{Engine, Server};
 
 whimbrel_lab::for_each_engine! {
@@ -15,7 +17,11 @@ whimbrel_lab::for_each_engine! {
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
         a_user_that_the_plan_does_not_know_is_not_overlooked
+        jobs_of_whimbrels_are_told_from_others
 }
+
+/// For what must come about.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Fenced {
     server: Server,
@@ -79,4 +85,42 @@ async fn a_user_that_the_plan_does_not_know_is_not_overlooked(engine: Engine) {
     assert!(error.contains("ACL user late"), "{engine}: {error}");
     fence.lift(&fenced.deployment).await.expect("it is taken down");
     assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all"), "{engine}");
+}
+
+/// A connection that shows this name.
+fn named(server: &Server, name: &str) -> redis::Connection {
+    let mut link = server.connection();
+    redis::cmd("CLIENT").arg("SETNAME").arg(name).exec(&mut link).expect("named");
+    link
+}
+
+/// Another job of whimbrel's that reads is nobody who writes, and no client. One that writes is named.
+async fn jobs_of_whimbrels_are_told_from_others(engine: Engine) {
+    let fenced = Fenced::start(engine).await;
+    fenced.call("SET k v");
+    let address = &fenced.deployment.endpoint.address;
+    let mut link = fenced.deployment.open(address, 0).await.expect("a connection");
+    let (mut job, mut copy) = (named(&fenced.server, "whimbrel:job:p:7"), named(&fenced.server, "whimbrel"));
+    let mut library = named(&fenced.server, "library");
+    for reader in [&mut job, &mut copy] {
+        redis::pipe().atomic().get("k").exec(reader).expect("read");
+    }
+    // Refused where it is no cluster: it is the last command all the same.
+    redis::cmd("CLUSTER").arg("SLOTS").exec(&mut library).expect_err("no cluster");
+    let writing = writing_clients(&mut link).await.expect("a list").expect("it may be asked");
+    assert_eq!(writing, [], "{engine}");
+    let until = Instant::now() + PATIENCE;
+    // Those that have just gone are listed for a moment.
+    while other_clients(&mut link, &[]).await.expect("a list") != Some(1) {
+        assert!(Instant::now() < until, "{engine}: {:?}", fenced.server.call(&["CLIENT", "LIST"]));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drop(library);
+    for writer in [&mut job, &mut copy] {
+        redis::cmd("UNLINK").arg("gone").exec(writer).expect("written");
+    }
+    let writing = writing_clients(&mut link).await.expect("a list").expect("it may be asked");
+    let mut names: Vec<&str> = writing.iter().map(|client| client.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["whimbrel", "whimbrel:job:p:7"], "{engine}");
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::inventory::WritesRefused;
+use whimbrel_engine::nodes::NoAnswer;
 use whimbrel_engine::remedy::Remedy;
 
 use super::ways::WayKind;
@@ -39,7 +40,7 @@ pub enum Finding {
     /// No fence can be put up: somebody else has to stop the writers.
     NoFence,
     /// A node does not answer.
-    Silent { side: Side, at: String, primary: bool, why: String },
+    Silent { side: Side, at: String, primary: bool, why: NoAnswer },
     /// A node of a cluster serves no requests.
     ClusterDown { side: Side, at: String },
     /// Slots without an owner.

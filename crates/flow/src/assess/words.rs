@@ -104,8 +104,11 @@ fn of_servers(finding: &Finding) -> Option<Words> {
         Finding::Silent { side, at, primary, why } => {
             let role = if *primary { "primary" } else { "replica" };
             words(
-                format!("{role} {at} of the {side} does not answer: {why}"),
-                "see that it is up and reachable",
+                format!("{role} {at} of the {side} {}: {}", why.verb(), why.why),
+                match why.refuses_login {
+                    true => "give it the user and the password that the others have",
+                    false => "see that it is up and reachable",
+                },
             )
         }
         Finding::ClusterDown { side, at } => words(

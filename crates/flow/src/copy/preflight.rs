@@ -5,9 +5,10 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, Side};
 use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::paused::check_unpaused;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
@@ -352,18 +353,26 @@ async fn check_everywhere(
 }
 
 /// Tries commands that change nothing: better now than half-way. All that this user may not run are named.
-async fn check_permissions(link: &mut Link, commands: &[&[&[u8]]]) -> Result<()> {
-    let mut refused = Vec::new();
+/// Returns the refusal of a server that has stopped writes.
+async fn check_permissions(link: &mut Link, commands: &[&[&[u8]]]) -> Result<Option<Error>> {
+    let (mut refused, mut stopped) = (Vec::new(), None);
     let mut rights: Vec<String> = Vec::new();
     for command in commands {
-        let Some(refusal) = link.may_run(command).await? else { continue };
+        let Some(refusal) = link.try_out(command).await? else { continue };
+        if refusal.code == Code::WritesStopped {
+            stopped = stopped.or_else(|| Some(link.server_error(refusal, command[0])));
+            continue;
+        }
+        if !refusal.forbids_command() {
+            continue;
+        }
         let right = format!("+{}", String::from_utf8_lossy(command[0]).to_lowercase());
         if refusal.code == Code::NoPermission && !rights.contains(&right) {
             rights.push(right);
         }
         refused.push((refusal, command[0]));
     }
-    let Some((refusal, command)) = refused.into_iter().next() else { return Ok(()) };
+    let Some((refusal, command)) = refused.into_iter().next() else { return Ok(stopped) };
     let e = link.server_error(refusal, command);
     Err(match rights.is_empty() {
         true => e,
@@ -397,10 +406,11 @@ async fn check_target(source: &Deployment, target: &Deployment, options: &CopyOp
     for shard in &topology.shards {
         for db in &options.dbs {
             let mut link = target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
-            check_permissions(&mut link, &needed).await?;
-            let stopped = ServerError::of(&link.ask(&SET).await?).filter(|e| e.code == Code::WritesStopped);
-            if let Some(stopped) = stopped {
-                return Err(link.server_error(stopped, b"SET"));
+            if topology.cluster {
+                check_unpaused(&mut link).await?;
+            }
+            if let Some(stopped) = check_permissions(&mut link, &needed).await? {
+                return Err(stopped);
             }
             let facts = ServerFacts::ask(&mut link).await?;
             if facts.replica {

@@ -21,7 +21,9 @@ use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::shared::{Change, Shared};
-use crate::keys::size::{Samples, measure_exactly, pack, usage, usage_of};
+use crate::keys::size::{
+    GROUP_BYTES, GROUP_KEYS_MAX, Samples, measure_exactly, pack_within, usage, usage_of,
+};
 use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_together, write_all};
 use crate::large::elements;
 use crate::large::{self, Assembly, KeyType, Outcome, Transfer};
@@ -70,8 +72,10 @@ struct Group {
 }
 
 impl Group {
-    fn pack(strings: Vec<(Bytes, u64)>, payloads: Vec<(Bytes, u64)>) -> Vec<Group> {
-        let (strings, payloads) = (pack(strings), pack(payloads));
+    /// Groups of `keys_max` strings and as many payloads at most.
+    fn pack(strings: Vec<(Bytes, u64)>, payloads: Vec<(Bytes, u64)>, keys_max: usize) -> Vec<Group> {
+        let packed = |sized| pack_within(sized, GROUP_KEYS_MAX.min(keys_max), GROUP_BYTES);
+        let (strings, payloads) = (packed(strings), packed(payloads));
         let mut groups: Vec<Group> = Vec::new();
         groups.resize_with(strings.len().max(payloads.len()), Group::default);
         for (group, (keys, _)) in groups.iter_mut().zip(strings) {
@@ -81,6 +85,10 @@ impl Group {
             group.payloads = keys;
         }
         groups
+    }
+
+    fn keys(&self) -> u64 {
+        (self.strings.len() + self.payloads.len()) as u64
     }
 }
 
@@ -226,7 +234,7 @@ impl Lane {
         for piece in keys.chunks(PIECE_KEYS_MAX as usize) {
             let (strings, expiries) = self.measure_strings(piece, &mut others, &mut chunked).await?;
             let payloads = self.measure_payloads(std::mem::take(&mut others), &mut chunked).await?;
-            let groups = Group::pack(strings, payloads);
+            let groups = Group::pack(strings, payloads, self.shared.keys_at_once());
             others = self.move_groups(groups, expiries, &mut chunked).await?;
         }
         // What had become something else when it was read, or was known to be no string.
@@ -234,7 +242,7 @@ impl Lane {
             let rest = others.split_off(others.len().min(PIECE_KEYS_MAX as usize));
             let piece = std::mem::replace(&mut others, rest);
             let payloads = self.measure_payloads(piece, &mut chunked).await?;
-            let groups = Group::pack(Vec::new(), payloads);
+            let groups = Group::pack(Vec::new(), payloads, self.shared.keys_at_once());
             others.extend(self.move_groups(groups, true, &mut chunked).await?);
         }
         for key in chunked {
@@ -260,6 +268,8 @@ impl Lane {
         let mut others = Vec::new();
         let mut states: Vec<KeyState> = Vec::new();
         for group in groups {
+            // Before they are read: a rate bounds what clients of the source feel, from the first key on.
+            shared.pace_keys(group.keys()).await;
             shared.check_stop()?;
             let _turn = shared.enter().await;
             let parts = [(strings, &group.strings[..]), (payloads, &group.payloads[..])];
@@ -376,6 +386,7 @@ impl Lane {
     /// Transfers one key in chunks.
     async fn chunks(&mut self, key: Bytes) -> Result<()> {
         let shared = self.shared.clone();
+        shared.pace_keys(1).await;
         let kind = large::type_of(&mut self.source, &key).await?;
         // Before the first element is read: from here on every change of an element is in the feed, and
         // followed.
@@ -416,7 +427,7 @@ impl Lane {
                 shared.batch().took_ms.insert(key.clone(), took_ms);
                 shared.settled(&key);
                 shared.progress.add_written(1, bytes);
-                shared.paced(1, bytes).await;
+                shared.pace_bytes(bytes).await;
             }
             Outcome::Gone => {
                 shared.follow(&key, None);
@@ -468,6 +479,6 @@ async fn write(target: &mut Link, shared: &Shared, states: Vec<KeyState>) -> Res
         }
     }
     shared.progress.add_written(keys, bytes);
-    shared.paced(keys, bytes).await;
+    shared.pace_bytes(bytes).await;
     failure.map_or(Ok(chunked), Err)
 }

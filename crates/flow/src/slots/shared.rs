@@ -243,17 +243,25 @@ impl Shared {
         }
     }
 
-    /// Waits for what the rates allow, cut short when the job is stopped. Under a pause of writes nothing
-    /// waits: writers would wait with it.
-    pub(super) async fn paced(&self, keys: u64, bytes: u64) {
-        if self.is_draining() {
-            return;
+    /// Waits until this many keys may be read, cut short when the job is stopped. Under a pause of writes
+    /// nothing waits: writers would wait with it.
+    pub(super) async fn pace_keys(&self, keys: u64) {
+        if !self.is_draining() {
+            self.stop.run_until_cancelled(self.options.rates.take_keys(keys)).await;
         }
-        let wait = async {
-            self.options.rates.take_keys(keys).await;
-            self.options.rates.take_bytes(bytes).await;
-        };
-        self.stop.run_until_cancelled(wait).await;
+    }
+
+    /// Waits until this many bytes of values may pass, likewise. How many they are is known once they are
+    /// read.
+    pub(super) async fn pace_bytes(&self, bytes: u64) {
+        if !self.is_draining() {
+            self.stop.run_until_cancelled(self.options.rates.take_bytes(bytes)).await;
+        }
+    }
+
+    /// How many keys may be read together.
+    pub(super) fn keys_at_once(&self) -> usize {
+        if self.is_draining() { usize::MAX } else { self.options.rates.keys_at_once() }
     }
 }
 

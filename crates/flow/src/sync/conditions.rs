@@ -5,11 +5,25 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::FenceKind;
 
+use super::asked::Beginning;
 use super::options::CutoverOptions;
 use super::syncer::Syncer;
 use crate::journal::disk_full_words;
 
+const WITHDRAWN: &str = "it was withdrawn before writes were paused";
+
 impl Syncer {
+    /// Whether all primaries of both sides answer: each is asked on a connection of its own, which takes the
+    /// time of a connection at most.
+    pub(super) async fn check_answers(&self) -> Result<()> {
+        for deployment in [&self.shared.source, &self.shared.target] {
+            for shard in &deployment.topology().shards {
+                deployment.open(&shard.primary, 0).await?;
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn check(&self, options: &CutoverOptions) -> Result<()> {
         if !self.is_calm() {
             let what = format!("slots {} are on the move, or have just been", self.all_doubt());
@@ -69,8 +83,13 @@ impl Syncer {
     }
 }
 
+/// From here on something is changed.
+pub(super) fn begin(beginning: &Beginning) -> Result<()> {
+    if beginning.begin() { Ok(()) } else { Err(refused(WITHDRAWN)) }
+}
+
 pub(super) fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
-    if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writes were paused")) } else { Ok(()) }
+    if withdrawn.is_cancelled() { Err(refused(WITHDRAWN)) } else { Ok(()) }
 }
 
 pub(super) fn refused(what: impl Into<String>) -> Error {

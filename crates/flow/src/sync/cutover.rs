@@ -17,8 +17,9 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::{FenceKind, Reached, Seal, WriterFence, check_rights};
 
+use super::asked::Beginning;
 use super::compare::{Sample, chance_of_one_percent};
-use super::conditions::{is_wanted, refused};
+use super::conditions::{begin, is_wanted, refused};
 use super::consumers::Streams;
 use super::external::QuietWait;
 use super::heard::millis;
@@ -48,7 +49,9 @@ impl Syncer {
         &mut self,
         options: &CutoverOptions,
         withdrawn: &CancellationToken,
+        beginning: &Beginning,
     ) -> Result<CutoverReport> {
+        self.check_answers().await?;
         for _ in 0..REPAIRS_MAX {
             self.repair().await?;
             if self.is_calm() {
@@ -118,6 +121,7 @@ impl Syncer {
                 return Ok(report);
             }
             self.be_ready(&mut report, withdrawn).await?;
+            begin(beginning)?;
             let chosen = (sample, streams);
             self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
                 .await?;
@@ -142,7 +146,7 @@ impl Syncer {
         self.calm_down().await?;
         self.check(options)?;
         is_wanted(withdrawn)?;
-        self.note_fence(&fence, fronted)?;
+        self.note_fence(&fence, fronted, beginning)?;
         let (fences, chosen) = ((&fence, lift.as_ref()), (sample, streams));
         let outcome = match options.fence {
             FenceKind::Front => {
@@ -156,7 +160,13 @@ impl Syncer {
 
     /// Writes the fence down before it goes up: the process that goes on after a crash knows what to take
     /// down.
-    fn note_fence(&mut self, fence: &WriterFence, fronted: Option<Fronted>) -> Result<()> {
+    fn note_fence(
+        &mut self,
+        fence: &WriterFence,
+        fronted: Option<Fronted>,
+        beginning: &Beginning,
+    ) -> Result<()> {
+        begin(beginning)?;
         (self.state.cut_over, self.state.fronted) = (Some(fence.clone()), fronted);
         if let Err(e) = self.save_at_once() {
             (self.state.cut_over, self.state.fronted) = (None, None);

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side, StillWritten};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
-use whimbrel_engine::seal::{WriterFence, WritingClient, writing_clients};
+use whimbrel_engine::seal::{WriterFence, WritingClient, is_whimbrels, writing_clients};
 
 use super::compare::Sample;
 use super::conditions::{is_wanted, refused};
@@ -204,7 +204,8 @@ impl Watch {
 /// A client, for people.
 fn shown_client(client: &WritingClient) -> String {
     let WritingClient { server, address, name, user, command } = client;
-    let mut text = format!("{address} at {server} ({command}");
+    let job = if is_whimbrels(name) { ", a job of whimbrel's" } else { "" };
+    let mut text = format!("{address} at {server} ({command}{job}");
     for (what, value) in [("name", name), ("user", user)] {
         if !value.is_empty() {
             text.push_str(&format!(", {what} {value}"));

@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// Beyond this a server is silent: nobody knows how it stands.
-const SILENT_AFTER_MS: u64 = 5_000;
+pub const SILENT_AFTER_MS: u64 = 5_000;
 
 /// When the primaries of one side were last heard of, by their addresses.
 #[derive(Debug, Default)]

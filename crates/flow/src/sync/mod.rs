@@ -30,6 +30,7 @@
 //! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the
 //! source.
 
+mod asked;
 mod attach;
 mod compare;
 mod conditions;
@@ -64,9 +65,11 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::FenceKind;
 
+pub use self::asked::{Ask, Beginning, NotTakenOver};
 pub use self::attach::rehearse_feeds;
 pub use self::fences::FenceNote;
 use self::fences::take_down;
+pub use self::heard::SILENT_AFTER_MS;
 use self::heard::millis;
 pub use self::hooks::{Hooks, Moment, Occasion, Ran};
 pub use self::options::{Compare, CutoverOptions, SyncOptions};
@@ -97,21 +100,10 @@ const REHEARSAL_TIME: Duration = Duration::from_secs(1);
 /// Every this many looks the primaries of the target are met.
 const LOOKS_PER_MEETING: u32 = 5;
 
-/// Somebody wants the target to take over.
-#[derive(Debug)]
-pub struct Ask {
-    /// How.
-    pub options: CutoverOptions,
-    /// Cancelled when nobody waits for the answer any more: then nothing is begun.
-    pub withdrawn: CancellationToken,
-    /// Where the outcome goes.
-    pub answer: oneshot::Sender<Result<CutoverReport>>,
-}
-
 /// The target has taken over, and who waits to hear of it.
 struct TakenOver {
     report: CutoverReport,
-    answer: Option<oneshot::Sender<Result<CutoverReport>>>,
+    answer: Option<oneshot::Sender<Result<CutoverReport, NotTakenOver>>>,
 }
 
 /// What comes after an epoch.
@@ -310,9 +302,9 @@ impl Syncer {
     /// # Errors
     /// Where nobody knows which side counts: nothing may be transferred any more.
     async fn answer(&mut self, ask: Ask) -> Result<Option<TakenOver>> {
-        let Ask { options, withdrawn, answer } = ask;
+        let Ask { options, withdrawn, beginning, answer } = ask;
         self.status.phase(SyncPhase::CuttingOver);
-        let outcome = self.cutover(&options, &withdrawn).await;
+        let outcome = self.cutover(&options, &withdrawn, &beginning).await;
         match &outcome {
             Ok(report) => tracing::info!(
                 pause_ms = report.pause_ms,
@@ -329,7 +321,8 @@ impl Syncer {
                 let told = outcome.err().map(|e| (e.problem(), e.remedy));
                 let (why, remedy) = told.unwrap_or_default();
                 let error = || Error::own("cut over", &why);
-                let _ = answer.send(Err(Error { remedy: remedy.clone(), ..error() }));
+                let told = Error { remedy: remedy.clone(), ..error() };
+                let _ = answer.send(Err(NotTakenOver::new(told, &beginning)));
                 Err(Error { remedy, ..error() })
             }
             outcome => {
@@ -339,7 +332,7 @@ impl Syncer {
                     self.be_refused(error).await;
                 }
                 // The one that asked may have gone.
-                let _ = answer.send(outcome);
+                let _ = answer.send(outcome.map_err(|error| NotTakenOver::new(error, &beginning)));
                 Ok(None)
             }
         }
@@ -420,7 +413,7 @@ impl Syncer {
                         let refused = Error::options(Side::Own, "cut over", what)
                             .with_remedy("wait until the sync follows");
                         // The one that asked may have gone.
-                        let _ = ask.answer.send(Err(refused));
+                        let _ = ask.answer.send(Err(NotTakenOver::new(refused, &ask.beginning)));
                     }
                 }
             }

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
+use whimbrel_engine::error::{Error, ErrorKind, Side};
 use whimbrel_engine::feed::Feed;
 use whimbrel_engine::seal::WritingClient;
 
+use super::asked::NOTHING_CHANGED;
 use super::heard::{self, Heard};
 use crate::journal::KeyFailure;
 use crate::progress::{CopyCounts, CopyProgress};
@@ -222,6 +224,19 @@ impl SyncShown {
 }
 
 impl SyncStatus {
+    /// Why nothing can be handed over: a server of either side that nothing was heard of for longer than this
+    /// many milliseconds.
+    pub fn unheard(&self, ms: u64) -> Option<Error> {
+        let sides = [(Side::Source, &self.source_heard), (Side::Target, &self.target_heard)];
+        let silences = sides.into_iter().flat_map(|(side, heard)| {
+            heard.silences().into_iter().map(move |(address, silent_ms)| (side, address, silent_ms))
+        });
+        let (side, address, silent_ms) = silences.max_by_key(|(.., ms)| *ms).filter(|(.., it)| *it > ms)?;
+        let error = Error::new(side, address, "cut over", ErrorKind::Timeout(silent_ms));
+        let remedy = "see that the server is up and reachable, then ask again";
+        Some(error.with_left(NOTHING_CHANGED).with_remedy(remedy))
+    }
+
     /// How it stands now.
     pub fn shown(&self) -> SyncShown {
         let inner = self.lock();

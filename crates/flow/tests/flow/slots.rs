@@ -26,6 +26,11 @@ whimbrel_lab::for_each_engine! {
 
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
+        a_rate_holds_from_the_beginning
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
         keys_move_with_a_tracking_feed_as_well
 }
 
@@ -135,12 +140,16 @@ impl Scene {
     }
 
     async fn mover(&self) -> SlotMover {
+        self.mover_at(Rates::default()).await
+    }
+
+    async fn mover_at(&self, rates: Rates) -> SlotMover {
         let options = SlotOptions {
             lanes: 3,
             big_key_bytes: BIG_KEY_BYTES,
             chunk_bytes: 16 << 10,
             memory_bytes: 8 << 20,
-            rates: Rates::default(),
+            rates,
             job: "test".to_owned(),
             drain_ms_max: 60_000,
             quiet: TargetGate::default(),
@@ -282,6 +291,41 @@ async fn keys_of_slots_move_while_clients_write(engine: Engine) {
 
 async fn keys_move_with_a_tracking_feed_as_well(engine: Engine) {
     moves_everything(engine, Some(FeedKind::Tracking)).await;
+}
+
+/// A rate holds from the first key on: at no moment more has arrived than it allows, but for what is read
+/// together.
+async fn a_rate_holds_from_the_beginning(engine: Engine) {
+    const PER_SECOND: u64 = 200;
+    let scene = Scene::new(engine).await;
+    let mut pipe = redis::pipe();
+    for slot in 0..100_u16 {
+        for i in 0..30 {
+            pipe.cmd("SET").arg(key(slot, &format!("s{i}"))).arg(i).ignore();
+        }
+    }
+    pipe.exec(&mut scene.cluster.connection_to(0)).expect("filled");
+    let mut mover = scene.mover_at(Rates::new(Some(PER_SECOND), None)).await;
+    let mut link = scene.deployment.open(&scene.source, 0).await.expect("a link");
+    let counts = count_keys(&mut link, &moving_slots()).await.expect("counted");
+    mover.begin_batch(false);
+    let mut arrived = scene.cluster.connection_to(1);
+    let began = Instant::now();
+    let watch = async {
+        let mut seen = 0;
+        // Some seconds' worth, however long that takes.
+        while seen < 3 * PER_SECOND {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            seen = cmd("DBSIZE").query::<u64>(&mut arrived).expect("a number");
+            // A tenth of a second that nobody took, and a tenth that is read together.
+            let allowed = PER_SECOND as f64 * (began.elapsed().as_secs_f64() + 0.2);
+            assert!(seen as f64 <= allowed, "{engine}: {seen} keys after {:?}", began.elapsed());
+        }
+    };
+    tokio::select! {
+        done = mover.snapshot(&counts) => panic!("{engine}: it ended before it was looked at: {done:?}"),
+        () = watch => {}
+    }
 }
 
 /// A paused source keeps keys whose time has come, and the target does not: that is no difference, in large

@@ -174,6 +174,7 @@ impl Front {
                 // Whatever the process before this one has sent and was not carried out yet never will be.
                 close_others(&migration).await?;
                 flush::recover(&migration, &flush_file(&state)).await?;
+                migration.paused.send_replace(state.is_paused());
                 migration.ready.send_replace(Ready::Yes);
                 tasks = Tasks::of(&migration, moves, &state);
                 (migration.servers.source.clone(), facts, Stages::moving(migration))
@@ -286,7 +287,8 @@ impl Control {
             // Clients wrote until now, and may have loaded libraries.
             first_database_alone(&self.source, keyspace(&migration.servers.source).await?.1)?;
             share_libraries(&migration).await?;
-            self.state.save(Phase::Moving.into())
+            self.state.save(Phase::Moving.into())?;
+            if paused { self.state.save_pause(true) } else { Ok(()) }
         };
         if let Err(error) = begun.await {
             migration.ready.send_replace(Ready::Never);
@@ -298,17 +300,21 @@ impl Control {
         Ok(())
     }
 
-    /// Has the background move no more keys, or again. Commands move their keys in any case.
+    /// Has the background move no more keys, or again. Commands move their keys in any case. It is so for the
+    /// process that goes on after this one, too.
     ///
     /// # Errors
-    /// `Options` where no keys move.
+    /// `Options` where no keys move; `Own` where that cannot be written down: then it is so for this process.
     pub fn pause(&self, paused: bool) -> Result<()> {
         let migration = self.stages.migration().filter(|migration| !migration.is_done());
         let tried = if paused { "pause" } else { "resume" };
         let migration =
             migration.ok_or_else(|| refuse(tried, "no keys are moving", "see whimbrel front status"))?;
         migration.paused.send_replace(paused);
-        Ok(())
+        self.state.save_pause(paused).map_err(|e| {
+            let now = if paused { "paused" } else { "going on" };
+            e.with_left(format!("it is {now} until the front is run again"))
+        })
     }
 
     /// Writes down that the front is needed no more, if all keys have moved. Clients can go to where they are

@@ -3,7 +3,9 @@
 //! One file, replaced as a whole. It is on disk before the first key moves. No password and no key is in it.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -57,23 +59,35 @@ struct Content {
     phase: Phase,
     #[serde(default)]
     turns: u32,
+    /// The background moves no keys until somebody says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    paused: bool,
     source: String,
     target: String,
 }
 
-/// The file of one front.
+/// The file of one front. Clones share what was read or written last.
 #[derive(Debug, Clone)]
 pub struct StateFile {
     document: FileDocument,
     source: String,
     target: String,
+    last: Arc<Mutex<Kept>>,
+}
+
+/// What the file says.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    stand: Stand,
+    paused: bool,
 }
 
 impl StateFile {
     /// That of a front between these servers.
     pub fn new(path: &Path, source: &Endpoint, target: &Endpoint) -> StateFile {
         let (source, target) = (source.address.to_string(), target.address.to_string());
-        StateFile { document: FileDocument::new(path), source, target }
+        let last = Kept { stand: Phase::Forwarding.into(), paused: false };
+        StateFile { document: FileDocument::new(path), source, target, last: Arc::new(Mutex::new(last)) }
     }
 
     /// Where the front stood; at `Forwarding` where there is no file.
@@ -109,23 +123,49 @@ impl StateFile {
             return Err(Error::options(Side::Own, "go on", what)
                 .with_remedy(Remedy::ChooseStateDir("write both addresses as before")));
         }
-        Ok(Stand { phase: content.phase, turns: content.turns })
+        let stand = Stand { phase: content.phase, turns: content.turns };
+        *self.last.lock() = Kept { stand, paused: content.paused };
+        Ok(stand)
     }
 
-    /// Writes down where the front stands. It is on disk when this returns.
+    /// Whether the background was paused, as the file said when it was read or written last.
+    pub fn is_paused(&self) -> bool {
+        self.last.lock().paused
+    }
+
+    /// Writes down where the front stands. It is on disk when this returns. A pause ends where that changes.
     ///
     /// # Errors
     /// `Own` where it cannot be written.
     pub fn save(&self, stand: Stand) -> Result<()> {
+        let mut last = self.last.lock();
+        let paused = last.paused && last.stand == stand;
+        self.write(&mut last, Kept { stand, paused })
+    }
+
+    /// Writes down that the background is paused, or no more.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be written.
+    pub fn save_pause(&self, paused: bool) -> Result<()> {
+        let mut last = self.last.lock();
+        let now = Kept { paused, ..*last };
+        self.write(&mut last, now)
+    }
+
+    fn write(&self, last: &mut Kept, now: Kept) -> Result<()> {
         let content = Content {
             format: FORMAT,
-            phase: stand.phase,
-            turns: stand.turns,
+            phase: now.stand.phase,
+            turns: now.stand.turns,
+            paused: now.paused,
             source: self.source.clone(),
             target: self.target.clone(),
         };
         let text = serde_json::to_string(&content).map_err(|e| self.fail("write", e))?;
-        self.document.write(&[(DOCUMENT, &text)]).map_err(|e| self.fail("write", e))
+        self.document.write(&[(DOCUMENT, &text)]).map_err(|e| self.fail("write", e))?;
+        *last = now;
+        Ok(())
     }
 
     /// Where it is.
@@ -164,6 +204,27 @@ mod tests {
         }
         let text = std::fs::read_to_string(folder.path().join("a/front.json")).expect("text");
         assert!(!text.contains("secret"), "{text}");
+    }
+
+    #[test]
+    fn a_pause_is_found_again_and_ends_with_the_migration() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let found = || {
+            let file = file(folder.path(), "old:6379");
+            (file.load().expect("read"), file.is_paused())
+        };
+        let state = file(folder.path(), "old:6379");
+        let moving = Stand { phase: Phase::Moving, turns: 1 };
+        state.save(moving).expect("written");
+        state.save_pause(true).expect("written");
+        assert_eq!(found(), (moving, true));
+        state.save(moving).expect("written");
+        assert_eq!(found(), (moving, true), "nothing has changed");
+        state.save(Stand { turns: 2, ..moving }).expect("written");
+        assert_eq!(found(), (Stand { turns: 2, ..moving }, false));
+        state.save_pause(true).expect("written");
+        state.save_pause(false).expect("written");
+        assert!(!found().1);
     }
 
     #[test]

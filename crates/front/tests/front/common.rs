@@ -106,7 +106,7 @@ pub struct Between {
     control: Arc<Control>,
     runtime: tokio::runtime::Runtime,
     stop: CancellationToken,
-    folder: tempfile::TempDir,
+    folder: Arc<tempfile::TempDir>,
     state: StateFile,
 }
 
@@ -159,7 +159,29 @@ impl Between {
         let endpoint = |side, address: String| Endpoint::parse(side, &address).expect("a valid address");
         let source = endpoint(Side::Source, source.named());
         let target = endpoint(Side::Target, target.named());
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+        let state = folder.path().join("front.state");
+        StateFile::new(&state, &source, &target).save(stand).expect("written");
+        Between::run(folder, (source, target), wait, change)
+    }
+
+    /// Another process that goes on after this one.
+    #[track_caller]
+    pub fn run_again(self, source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
+        let endpoint = |side, address: String| Endpoint::parse(side, &address).expect("a valid address");
+        let sides = (endpoint(Side::Source, source.named()), endpoint(Side::Target, target.named()));
+        let folder = self.folder.clone();
+        drop(self);
+        Between::run(folder, sides, Duration::from_secs(10), |_| {})
+    }
+
+    #[track_caller]
+    fn run(
+        folder: Arc<tempfile::TempDir>,
+        (source, target): (Endpoint, Endpoint),
+        wait: Duration,
+        change: impl FnOnce(&mut FrontOptions),
+    ) -> Between {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -167,7 +189,6 @@ impl Between {
         change(&mut options);
         let state = folder.path().join("front.state");
         let file = StateFile::new(&state, &source, &target);
-        file.save(stand).expect("written");
         let between = Front::between(options, source, target, &state, wait);
         let (front, control) = runtime.block_on(between).expect("a front");
         let (address, stop) = (front.address().expect("an address"), CancellationToken::new());

@@ -47,6 +47,33 @@ fn refusal(between: &Between) -> String {
     between.reverse().expect_err("it cannot be turned").to_string()
 }
 
+/// The process that goes on after one that died leaves the background as somebody has left it.
+#[test]
+fn a_pause_is_kept_by_the_process_that_comes_next() {
+    let _alone = alone();
+    let (source, target) = pair();
+    fill(&source, 50);
+    let between = Between::of(&source, &target);
+    between.start_paused().expect("it begins");
+    let between = between.run_again(&source, &target);
+    assert_eq!(status(&between)["moving"]["paused"], true);
+    let mut client = between.client();
+    client.ask(&["INCR", "k7"], ":8\r\n");
+    assert_eq!((count(&source), count(&target)), (49, 1), "only what commands need moves");
+    drop(client);
+    between.resume();
+    wait_until_done(&between);
+    between.reverse_paused().expect("it turns");
+    between.pause().expect("it is paused already");
+    let between = between.run_again(&source, &target);
+    let moving = status(&between)["moving"].clone();
+    assert_eq!((&moving["paused"], count(&target)), (&Json::from(true), 50), "{moving}");
+    between.resume();
+    let between = between.run_again(&source, &target);
+    assert_ne!(status(&between)["moving"]["paused"], true);
+    wait_until_done(&between);
+}
+
 #[test]
 fn half_way_keys_turn_round_and_clients_stay() {
     let _alone = alone();

@@ -17,7 +17,7 @@ use whimbrel_control::syncing::{Current, Running, failed_hooks, lag_in_words, no
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint};
-use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::budget::Rates;
@@ -163,7 +163,7 @@ async fn there_and_back(
     let (store, mut direction) = (Store::new(folder), Direction::Forth);
     while let Some(from) = back.take() {
         direction = direction.turned();
-        let (source, target) = direction.probe(args).await?;
+        let (source, target) = direction.probe(args, stop).await?;
         let description = direction.describe(args, &source.endpoint, &target.endpoint);
         for pair in &mut options.copy.dbs {
             *pair = DbPair { source: pair.target, target: pair.source };
@@ -302,7 +302,7 @@ async fn attended(
     let options = SyncOptions { hooks: at_cutovers, ..options };
     let noted = status.clone();
     let job = LocalJob::new(stop.clone(), rates.clone(), move || running.standing(&begun_with))
-        .with_cutovers(asks, words::refusal)
+        .with_cutovers(asks, status.clone(), words::refusal)
         .with_schedule(&store, name, is_resumed, |when| {
             noted.copy.notice(format!("a cutover of this sync is ordered: {when}"));
         })
@@ -352,13 +352,23 @@ impl Direction {
     }
 
     /// Source and target, asked anew: what a target is asked for is not what a source is.
-    async fn probe(self, args: &SyncArgs) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
-        let (mut source, mut target) = endpoints(args)?;
-        if self == Direction::Back {
-            (source, target) =
-                (Endpoint { side: Side::Source, ..target }, Endpoint { side: Side::Target, ..source });
+    async fn probe(
+        self,
+        args: &SyncArgs,
+        stop: &CancellationToken,
+    ) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
+        loop {
+            let (mut source, mut target) = endpoints(args)?;
+            if self == Direction::Back {
+                (source, target) =
+                    (Endpoint { side: Side::Source, ..target }, Endpoint { side: Side::Target, ..source });
+            }
+            match args.sides.probe((source, target), false).await {
+                // A fence of our own: nothing is written there before it ends, which it does by itself.
+                Err(e) if matches!(e.kind, ErrorKind::Paused(_)) && !stop.is_cancelled() => {}
+                probed => return probed,
+            }
         }
-        args.sides.probe((source, target), false).await
     }
 
     /// What goes on with a sync that leads back, for people.

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use whimbrel_engine::inventory::{BufferLimit, CommandUse, Rate, WritesRefused};
+use whimbrel_engine::nodes::NoAnswer;
 use whimbrel_engine::probe::DbCounts;
 
 use super::*;
@@ -106,8 +107,8 @@ fn fences_that_are_refused() {
 #[test]
 fn nodes_that_are_not_well() {
     let (side, at) = (Side::Source, "s:1".to_owned());
-    let silent = Finding::Silent { side, at: at.clone(), primary: true, why: "gone".to_owned() };
-    finds(|facts| source(facts).silent = Some("gone".to_owned()), &silent);
+    let silent = Finding::Silent { side, at: at.clone(), primary: true, why: NoAnswer::because("gone") };
+    finds(|facts| source(facts).silent = Some(NoAnswer::because("gone")), &silent);
     finds(|facts| source(facts).loading = true, &Finding::Loading { side, at: at.clone() });
     finds(|facts| source(facts).cluster_ok = Some(false), &Finding::ClusterDown { side, at: at.clone() });
     finds(|facts| source(facts).link_up = Some(false), &Finding::ReplicaLinkDown { side, at: at.clone() });

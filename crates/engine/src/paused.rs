@@ -1,0 +1,63 @@
+//! Servers whose clients somebody has paused.
+//!
+//! Under `CLIENT PAUSE … WRITE` a server answers what reads, and keeps what writes waiting without a word: also
+//! a command that it would refuse, and one that is only queued in a transaction. What is tried before a job
+//! begins has such commands in it, and a pause lasts for as long as somebody likes.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::error::{Error, ErrorKind, Result, ServerError};
+use crate::link::Link;
+use crate::probe::PROBE_KEY;
+
+/// How long what writes may wait at a server that answers otherwise. Pauses of whimbrel's own are far shorter.
+const HELD_MS_MAX: u64 = 5_000;
+
+/// Does `work` on a link: questions that write, or would if they were not refused. A server that does not
+/// answer others either may take as long for it as the link allows.
+///
+/// # Errors
+/// `Paused` where nothing is answered for 5 s although another connection is; what `work` returns.
+pub(crate) async fn unless_paused<T>(
+    link: &mut Link,
+    work: impl AsyncFnOnce(&mut Link) -> Result<T>,
+) -> Result<T> {
+    let (endpoint, address, options) = (link.endpoint().clone(), link.address().clone(), link.options());
+    let mut working = pin!(work(link));
+    let held = async {
+        sleep(Duration::from_millis(HELD_MS_MAX)).await;
+        let mut other = Link::open(&endpoint, &address, options).await?;
+        other.ask(&[b"PING"]).await
+    };
+    tokio::select! {
+        biased;
+        outcome = &mut working => return outcome,
+        answered = held => {
+            if answered.is_err() {
+                return working.await;
+            }
+        }
+    }
+    let kind = ErrorKind::Paused(HELD_MS_MAX);
+    Err(Error::new(endpoint.side, address.to_string(), "see what this user may write", kind).with_remedy(
+        "somebody has run CLIENT PAUSE there: CLIENT LIST shows the clients that wait with flags=b. Wait until \
+            the pause is over, or end it with CLIENT UNPAUSE",
+    ))
+}
+
+/// Refuses a server whose clients are paused, as far as this user may ask. A node of a cluster redirects
+/// commands whose keys are not its own before it looks whether it is paused, so this asks with one that has no
+/// key and is kept waiting all the same. It is queued in a transaction that is never carried out.
+///
+/// # Errors
+/// `Paused`; as [`Link::ask`].
+pub async fn check_unpaused(link: &mut Link) -> Result<()> {
+    if ServerError::of(&link.ask(&[b"MULTI"]).await?).is_some() {
+        return Ok(());
+    }
+    unless_paused(link, async |link| link.ask(&[b"PUBLISH", PROBE_KEY, b""]).await).await?;
+    link.ask(&[b"DISCARD"]).await.map(drop)
+}
