@@ -9,6 +9,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 
 use crate::settings::args::{MethodChoice, MovingArgs, VerifyChoice};
+use crate::ui::display::{show_times, times_json};
 
 /// How many ranges of slots are shown for each move.
 const RANGES_SHOWN: usize = 6;
@@ -89,7 +90,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 "max_pause_ms": plan.max_pause_ms, "pause_ms": plan.need.least_ms,
                 "round_trip_us": u64::try_from(plan.need.round_trip.as_micros()).unwrap_or(u64::MAX),
                 "batches": plan.rows.iter().map(|row| row.batches).sum::<usize>(),
-                "empty_primaries": plan.empty,
+                "empty_primaries": plan.empty, "times": times_json(moving.between),
             })
         );
         return;
@@ -147,6 +148,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
         eprintln!("note     {node} is left without slots: its servers make it a replica of the new owner");
     }
     eprintln!("time     about {} without load", format_duration_ms(plan.estimate_ms()));
+    show_times(moving.between);
     if moving.dry_run {
         eprintln!("dry run: nothing was changed");
     }
