@@ -53,7 +53,8 @@ impl FromRequestParts<Arc<Inner>> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, inner: &Arc<Inner>) -> Result<Caller, Failure> {
         let Some(Peer(peer)) = parts.extensions.get::<Peer>().copied() else {
-            return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "the client's address is not known"));
+            return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "the client's address is not known")
+                .with_remedy("ask again; this is a mistake of whimbrel's, please report it"));
         };
         let unauthorized = |what: &str| {
             Failure::new(StatusCode::UNAUTHORIZED, what)
@@ -67,6 +68,7 @@ impl FromRequestParts<Arc<Inner>> for Caller {
         let found = inner.tokens.find(token).map_err(|error| {
             tracing::error!(%error, "tokens cannot be read");
             Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the tokens of this console cannot be read")
+                .with_remedy("see whether the state folder of the console can be read; its log says why not")
         })?;
         match found {
             Some(found) => {
@@ -113,23 +115,24 @@ fn check(inner: &Inner, method: &Method, headers: &HeaderMap) -> Result<(), Fail
     });
     let is_one = headers.get_all(header::HOST).iter().count() == 1;
     if !is_one || !is_named && !is_own_name(host) {
-        return Err(Failure::new(
-            StatusCode::MISDIRECTED_REQUEST,
-            "ask by the address of this machine, by its own name, or by one that the console was told",
-        ));
+        let what = "ask by the address of this machine, by its own name, or by one that the console was told";
+        return Err(Failure::new(StatusCode::MISDIRECTED_REQUEST, what)
+            .with_remedy("whimbrel serve --console-host NAME adds a name"));
     }
     let scheme = if inner.options.tls.is_some() { "https" } else { "http" };
     if let Some(origin) = headers.get(header::ORIGIN)
         && !origin.as_bytes().eq_ignore_ascii_case(format!("{scheme}://{host}").as_bytes())
     {
-        return Err(Failure::new(StatusCode::FORBIDDEN, "a page from elsewhere may not ask here"));
+        return Err(Failure::new(StatusCode::FORBIDDEN, "a page from elsewhere may not ask here")
+            .with_remedy("open the console's own page; scripts send no Origin"));
     }
     if method == Method::POST {
         let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let is_json = kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json");
         if !is_json {
             let what = "what is sent must be application/json";
-            return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, what));
+            return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, what)
+                .with_remedy("send the header Content-Type: application/json"));
         }
     }
     Ok(())

@@ -108,7 +108,7 @@ impl Console {
         let mut orders = std::mem::take(&mut *inner.orders.lock());
         let ended = async { while orders.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, ended).await.is_err() {
-            tracing::warn!("an order had not come to its end");
+            tracing::warn!("an order was still under way when the console stopped");
         }
     }
 }
