@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -82,6 +82,7 @@ impl FromRequestParts<Arc<Inner>> for Caller {
             None => {
                 tokio::time::sleep(inner.guesses.pause(peer.ip(), Instant::now())).await;
                 inner.guesses.refused(peer.ip(), Instant::now());
+                inner.counted.token_refused();
                 Err(unauthorized("this is no token of this console"))
             }
         }
@@ -90,10 +91,12 @@ impl FromRequestParts<Arc<Inner>> for Caller {
 
 /// Refuses what a page from elsewhere may have sent, and says with each answer what may be done with it.
 pub(crate) async fn guard(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let (method, route) = (request.method().clone(), request.extensions().get::<MatchedPath>().cloned());
     let mut response = match check(&inner, request.method(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(failure) => failure.into_response(),
     };
+    inner.counted.answered(&method, route.as_ref().map(MatchedPath::as_str), response.status());
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),

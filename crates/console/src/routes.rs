@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use whimbrel_control::clock::now_ms;
+use whimbrel_control::http::in_numbers;
 use whimbrel_control::jobs::{Ask, Seen};
 use whimbrel_control::steering::Request as Asked;
 use whimbrel_control::store::{Kind, Store};
@@ -111,6 +112,7 @@ pub(crate) fn router(inner: Arc<Inner>) -> Router {
     Router::new()
         .nest("/api/v1", v1)
         .route("/", get(async || page::find("").ok_or_else(nothing_here)))
+        .route("/metrics", get(metrics))
         .route("/{file}", get(file))
         .fallback(async || nothing_here())
         .method_not_allowed_fallback(async || {
@@ -167,6 +169,7 @@ impl Inner {
                 Err(failure) => format!("refused: {}", failure.error),
             };
             inner.audit.note_outcome(&entry, &text);
+            inner.counted.ordered(&entry.order, outcome.is_ok());
             // The client may have gone.
             let _ = answer.send(outcome);
         };
@@ -219,6 +222,11 @@ async fn me(State(inner): Console, caller: Caller) -> Json {
         "cluster": inner.mover.as_ref().map(Mover::cluster), "fleet": inner.fleet.is_some(),
         "now_ms": now_ms(),
     }))
+}
+
+/// The console in numbers, for Prometheus: with a token like all else.
+async fn metrics(State(inner): Console, _: Caller) -> Response {
+    in_numbers(inner.counted.metrics())
 }
 
 async fn watch(State(inner): Console, caller: Caller) -> Response {

@@ -353,6 +353,32 @@ fn jobs_of_a_plan_are_known_and_cancelled_together() {
     scene.assert_all_run();
 }
 
+/// The console counts what it is asked for; a token is needed to see that, as for all else.
+#[test]
+fn the_console_counts_what_it_is_asked_for() {
+    let scene = scene();
+    let opened = Opened::of(&scene, &[]);
+    assert_eq!(Ask::new(&opened.at, "GET /metrics").answer().status, 401);
+    let wrong = Ask::new(&opened.at, "GET /api/v1/jobs").with("Authorization", "Bearer wrong").answer();
+    assert_eq!(wrong.status, 401, "{}", wrong.body);
+    opened.get("/jobs");
+    opened.ask("operate", "POST /api/v1/jobs/nobody/pause", Some(&json!({})));
+    opened.ask("look", "GET /api/v1/no/such/thing", None);
+    let told = opened.ask("look", "GET /metrics", None);
+    assert_eq!(told.status, 200, "{}", told.body);
+    for expected in [
+        "whimbrel_console_requests_total{operation=\"GET /api/v1/jobs\",status=\"200\"} 1.0",
+        "whimbrel_console_requests_total{operation=\"GET /api/v1/jobs\",status=\"401\"} 1.0",
+        "whimbrel_console_requests_total{operation=\"POST /api/v1/jobs/{name}/pause\",status=\"404\"} 1.0",
+        "whimbrel_console_requests_total{operation=\"other\",status=\"404\"} 1.0",
+        "whimbrel_console_orders_total{order=\"pause\",result=\"refused\"} 1.0",
+        "whimbrel_console_wrong_tokens_total 1.0",
+        "whimbrel_console_streams 0.0",
+    ] {
+        assert!(told.body.lines().any(|line| line == expected), "no {expected} in\n{}", told.body);
+    }
+}
+
 /// Whatever is asked for, the answer is JSON without anything that a terminal obeys.
 #[test]
 fn odd_names_are_answered_as_json() {
