@@ -445,7 +445,7 @@ export function open() {
         at.none,
         !state.everRead
           ? "The cluster has not been read yet."
-          : "This server looks after no cluster. Start it with whimbrel serve --cluster HOST:PORT.",
+          : "This console has no cluster. Start it with whimbrel serve --cluster HOST:PORT.",
       );
       return;
     }

@@ -228,6 +228,7 @@ function askCancel(job) {
     copy: "The copy ends. What was written to the target stays there.",
     verify: "The comparison ends. Nothing is changed.",
   };
+  const others = openOfPlan(job.plan).filter((other) => other.name !== job.name);
   confirm({
     title: `Cancel ${job.name}`,
     test: "cancel",
@@ -235,9 +236,12 @@ function askCancel(job) {
     verb: "Cancel the job",
     lines: [
       what[job.kind] ?? "The job ends.",
+      others.length
+        ? `Other jobs of its plan are not cancelled: ${others.map((other) => other.name).join(", ")}.`
+        : null,
       h("p", { class: "dim" }, "The same on a terminal:"),
       command(`whimbrel jobs cancel ${quoted(job.name)}`),
-    ],
+    ].filter(Boolean),
     run: async (confirmed) => {
       await post(jobPath(job.name, "cancel"), { confirm: confirmed });
       announce(`${job.name} is being cancelled`);
@@ -248,6 +252,7 @@ function askCancel(job) {
 /** Asks whether all jobs of a plan that have not ended are to be cancelled. */
 function askCancelPlan(plan) {
   const jobs = openOfPlan(plan);
+  const names = jobs.map((job) => job.name);
   confirm({
     title: `Cancel ${countOf(jobs.length, "job")} of one plan`,
     test: "cancel-plan",
@@ -258,15 +263,16 @@ function askCancelPlan(plan) {
       "What is not handed over yet is rolled back. Slots that were handed over stay where they are.",
       h(
         "ul",
-        { class: "lines" },
+        { class: "lines", test: "cancel-plan-jobs" },
         jobs.map((job) => h("li", {}, `${job.name}: ${stateOf(job)}`)),
       ),
       h("p", { class: "dim" }, "The same on a terminal:"),
-      command(jobs.map((job) => `whimbrel jobs cancel ${quoted(job.name)}`).join(" && ")),
+      command(`whimbrel jobs cancel ${quoted(names[0])} --all`),
     ],
     run: async (confirmed) => {
       const path = `plans/${encodeURIComponent(plan)}/cancel`;
-      const { jobs: cancelled, refused } = await post(path, { confirm: confirmed });
+      // No others than these: one that has come meanwhile has it refused.
+      const { jobs: cancelled, refused } = await post(path, { confirm: confirmed, jobs: names });
       announce(`${countOf(cancelled.length, "job")} of the plan are being cancelled`);
       if (refused.length)
         return `Not cancelled: ${refused.map((one) => `${one.job}: ${one.error}`).join("; ")}`;

@@ -125,7 +125,7 @@ export function openPlan(kind, preset) {
       const made = form({
         test: "plan-form",
         label: "Show the plan",
-        parts: [fields.parts, h("p", { class: "dim" }, "This only looks: nothing is changed.")],
+        parts: [fields.parts, h("p", { class: "dim" }, "This only makes a plan: nothing is changed.")],
         ready: fields.ready,
         run: async () => {
           const wanted = fields.wanted();

@@ -92,7 +92,7 @@ impl Audit {
         let outcome = Some(outcome.chars().take(OUTCOME_MAX).collect());
         let entry = Entry { at_ms: now_ms(), outcome, ..entry.clone() };
         if let Err(error) = self.note(&entry) {
-            tracing::error!(%error, ?entry, "what came of an order cannot be written down");
+            tracing::error!(%error, ?entry, "the result of an order cannot be written down");
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -53,7 +53,8 @@ impl FromRequestParts<Arc<Inner>> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, inner: &Arc<Inner>) -> Result<Caller, Failure> {
         let Some(Peer(peer)) = parts.extensions.get::<Peer>().copied() else {
-            return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "the client's address is not known"));
+            return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "the client's address is not known")
+                .with_remedy("ask again; this is a mistake of whimbrel's, please report it"));
         };
         let unauthorized = |what: &str| {
             Failure::new(StatusCode::UNAUTHORIZED, what)
@@ -67,6 +68,7 @@ impl FromRequestParts<Arc<Inner>> for Caller {
         let found = inner.tokens.find(token).map_err(|error| {
             tracing::error!(%error, "tokens cannot be read");
             Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the tokens of this console cannot be read")
+                .with_remedy("see whether the state folder of the console can be read; its log says why not")
         })?;
         match found {
             Some(found) => {
@@ -80,6 +82,7 @@ impl FromRequestParts<Arc<Inner>> for Caller {
             None => {
                 tokio::time::sleep(inner.guesses.pause(peer.ip(), Instant::now())).await;
                 inner.guesses.refused(peer.ip(), Instant::now());
+                inner.counted.token_refused();
                 Err(unauthorized("this is no token of this console"))
             }
         }
@@ -88,10 +91,12 @@ impl FromRequestParts<Arc<Inner>> for Caller {
 
 /// Refuses what a page from elsewhere may have sent, and says with each answer what may be done with it.
 pub(crate) async fn guard(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let (method, route) = (request.method().clone(), request.extensions().get::<MatchedPath>().cloned());
     let mut response = match check(&inner, request.method(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(failure) => failure.into_response(),
     };
+    inner.counted.answered(&method, route.as_ref().map(MatchedPath::as_str), response.status());
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -113,23 +118,24 @@ fn check(inner: &Inner, method: &Method, headers: &HeaderMap) -> Result<(), Fail
     });
     let is_one = headers.get_all(header::HOST).iter().count() == 1;
     if !is_one || !is_named && !is_own_name(host) {
-        return Err(Failure::new(
-            StatusCode::MISDIRECTED_REQUEST,
-            "ask by the address of this machine, by its own name, or by one that the console was told",
-        ));
+        let what = "ask by the address of this machine, by its own name, or by one that the console was told";
+        return Err(Failure::new(StatusCode::MISDIRECTED_REQUEST, what)
+            .with_remedy("whimbrel serve --console-host NAME adds a name"));
     }
     let scheme = if inner.options.tls.is_some() { "https" } else { "http" };
     if let Some(origin) = headers.get(header::ORIGIN)
         && !origin.as_bytes().eq_ignore_ascii_case(format!("{scheme}://{host}").as_bytes())
     {
-        return Err(Failure::new(StatusCode::FORBIDDEN, "a page from elsewhere may not ask here"));
+        return Err(Failure::new(StatusCode::FORBIDDEN, "a page from elsewhere may not ask here")
+            .with_remedy("open the console's own page; scripts send no Origin"));
     }
     if method == Method::POST {
         let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let is_json = kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json");
         if !is_json {
             let what = "what is sent must be application/json";
-            return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, what));
+            return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, what)
+                .with_remedy("send the header Content-Type: application/json"));
         }
     }
     Ok(())

@@ -55,7 +55,10 @@ impl From<Error> for Failure {
             _ if error.is_link() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         };
-        Failure::new(status, error.to_string())
+        let unanswered = "see whether the server runs, and whether this machine reaches it";
+        let remedy = error.remedy.as_ref().map(ToString::to_string);
+        let remedy = remedy.or_else(|| error.is_link().then(|| unanswered.to_owned()));
+        Failure { remedy: remedy.as_deref().map(shown), ..Failure::new(status, error.problem()) }
     }
 }
 
@@ -66,7 +69,12 @@ impl From<Refusal> for Failure {
             Why::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
             Why::Refused | Why::Interrupted | Why::Internal => StatusCode::UNPROCESSABLE_ENTITY,
         };
-        Failure::new(status, refusal.text)
+        let failure = Failure::new(status, refusal.text);
+        match refusal.why {
+            Why::Unreachable => failure.with_remedy("see whether its process still runs, and ask again"),
+            // What the job says has it.
+            _ => failure,
+        }
     }
 }
 
@@ -79,7 +87,22 @@ impl IntoResponse for Failure {
 
 #[cfg(test)]
 mod tests {
+    use whimbrel_engine::error::Side;
+
     use super::*;
+
+    /// What can be done is a field of its own, and said once.
+    #[test]
+    fn an_error_keeps_its_remedy() {
+        let error = Error::options(Side::Own, "plan", "there is no such node").with_remedy("name another");
+        let failure = Failure::from(error);
+        assert_eq!((failure.status, failure.remedy.as_deref()), (StatusCode::CONFLICT, Some("name another")));
+        assert!(failure.error.ends_with("there is no such node"), "{failure:?}");
+        let silent = Error::new(Side::Source, "a:1", "plan", ErrorKind::Closed);
+        let failure = Failure::from(silent);
+        assert_eq!(failure.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(failure.remedy.is_some(), "{failure:?}");
+    }
 
     /// What a client or a server has sent is shown on terminals as well.
     #[test]

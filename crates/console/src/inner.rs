@@ -15,6 +15,7 @@ use whimbrel_control::lobby::Guesses;
 use whimbrel_engine::tls::Acceptor;
 
 use crate::audit::Audit;
+use crate::counted::Counted;
 use crate::mover::Mover;
 use crate::plans::Plans;
 use crate::remembered::Remembered;
@@ -47,6 +48,7 @@ pub(crate) struct Inner {
     pub(crate) tokens: Tokens,
     pub(crate) audit: Audit,
     pub(crate) guesses: Guesses,
+    pub(crate) counted: Counted,
     pub(crate) watched: Watched,
     pub(crate) plans: Plans,
     pub(crate) runs: Arc<Runs>,

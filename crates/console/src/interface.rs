@@ -99,8 +99,9 @@ pub const OPERATIONS: &[Operation] = &[
     post(
         "/plans/{id}/cancel",
         Role::Operate,
-        "End all jobs of a plan that have not ended; confirm is the cluster's address",
-        &[must("confirm", TEXT)],
+        "End all jobs of a plan that have not ended; confirm is the cluster's address. Where jobs are named \
+            and others of the plan have not ended, nothing is cancelled",
+        &[must("confirm", TEXT), may("jobs", r#"{"type": ["array", "null"], "items": {"type": "string"}}"#)],
     ),
     post(
         "/jobs/{name}/cutover",
@@ -149,7 +150,7 @@ pub const OPERATIONS: &[Operation] = &[
         ],
     ),
     get("/assessments/{id}", ADMINISTER, "How an assessment stands"),
-    get("/audit", ADMINISTER, "Who has ordered what, and what came of it: the newest first"),
+    get("/audit", ADMINISTER, "Who has ordered what, with the result: the newest first"),
 ];
 
 /// The document.

@@ -30,6 +30,7 @@ pub mod audit;
 mod canaries;
 mod checks;
 pub mod cluster;
+mod counted;
 mod failure;
 mod inner;
 pub mod interface;

@@ -132,10 +132,13 @@ impl CutoverWanted {
 
     fn options(&self, folder: &Path, sync: &Status) -> Answer<CutoverOptions> {
         if self.max_pause_ms == 0 || self.max_pause_ms > PAUSE_MAX_MS {
-            return Err(Failure::bad(format!("max_pause_ms is from 1 to {PAUSE_MAX_MS}")));
+            return Err(Failure::bad(format!("max_pause_ms is from 1 to {PAUSE_MAX_MS}"))
+                .with_remedy("leave it out for 100"));
         }
         if self.reverse && self.back {
-            return Err(Failure::bad("a way back has no other way back: leave out reverse or back"));
+            return Err(
+                Failure::bad("a way back has no other way back").with_remedy("leave out reverse or back")
+            );
         }
         let front = match self.fence {
             FenceChoice::Front => Some(fronts::of_cutover(folder, &[], (&sync.source, &sync.target))?),
@@ -176,8 +179,25 @@ pub(crate) async fn find(inner: &Inner, name: &str) -> Answer<Entry> {
         let all = jobs.all()?;
         Ok::<_, whimbrel_engine::error::Error>(Store::of_name(all, |entry| &entry.status, &wanted))
     });
-    let found = found.await.map_err(|e| Failure::conflict(e.to_string()))??;
-    found.ok_or_else(|| Failure::missing(format!("there is no job {name}")))
+    let found = found.await.map_err(unread)??;
+    found.ok_or_else(|| no_job(name))
+}
+
+/// There is none of this name.
+pub(crate) fn no_job(name: &str) -> Failure {
+    Failure::missing(format!("there is no job {name}"))
+        .with_remedy("see the list of jobs; the whole name is needed, not the beginning of it")
+}
+
+/// What has ended cannot be asked for anything.
+fn has_ended(name: &str, phase: &str) -> Failure {
+    Failure::conflict(format!("job {name} has ended already: {phase}"))
+        .with_remedy("nothing is left to do; its page has the report")
+}
+
+/// The folder cannot be read.
+fn unread(e: impl std::fmt::Display) -> Failure {
+    Failure::conflict(e.to_string()).with_remedy("ask again")
 }
 
 /// Pauses, resumes, or sets.
@@ -196,9 +216,7 @@ async fn running(inner: &Inner, name: &str) -> Answer<Entry> {
     let entry = find(inner, name).await?;
     match (entry.running, entry.status.ended) {
         (true, _) => Ok(entry),
-        (false, true) => {
-            Err(Failure::conflict(format!("job {name} has ended already: {}", entry.status.phase)))
-        }
+        (false, true) => Err(has_ended(name, &entry.status.phase)),
         (false, false) => Err(Failure::conflict(format!("job {name} does not run: it was interrupted"))
             .with_remedy("go on with it on a terminal: its page has the command")),
     }
@@ -216,46 +234,69 @@ pub(crate) async fn cancel(inner: Arc<Inner>, name: String) -> Answer<Value> {
     }
     match inner.jobs().cancel(&entry).await? {
         CancelAnswer::Asked | CancelAnswer::Discarded => Ok(json!({"job": name})),
-        CancelAnswer::HasEnded => {
-            Err(Failure::conflict(format!("job {name} has ended already: {}", status.phase)))
-        }
+        CancelAnswer::HasEnded => Err(has_ended(&name, &status.phase)),
         CancelAnswer::NeedsCluster => {
-            Err(Failure::conflict(format!("job {name} is of the cluster {}", status.cluster))
-                .with_remedy(format!("whimbrel jobs cancel {name}")))
+            let what = format!("job {name} was interrupted, and is of another cluster: {}", status.cluster);
+            Err(Failure::conflict(what).with_remedy(format!("on a terminal: whimbrel jobs cancel {name}")))
         }
     }
 }
 
-/// Ends all jobs of a plan that have not ended. Those that wait for their turn come first: none of them is to
-/// begin when another one ends.
-pub(crate) async fn cancel_plan(inner: Arc<Inner>, plan: String) -> Answer<Value> {
-    let jobs = inner.jobs();
-    let listing = tokio::task::spawn_blocking(move || jobs.all());
-    let all = listing.await.map_err(|e| Failure::conflict(e.to_string()))??;
-    let mut left: Vec<Status> = all
-        .into_iter()
-        .map(|entry| entry.status)
-        .filter(|status| !status.ended && status.origin.plan.as_ref() == Some(&plan))
-        .collect();
+/// Jobs of a plan that are to be ended.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PlanCancelWanted {
+    /// The cluster's address.
+    pub confirm: Option<String>,
+    /// The jobs that were shown when that was confirmed; `None` for all that have not ended.
+    pub jobs: Option<Vec<String>>,
+}
+
+/// Ends jobs of a plan that have not ended: all of them, or those that were `named` as all of them. Those
+/// that wait for their turn come first: none of them is to begin when another one ends.
+pub(crate) async fn cancel_plan(
+    inner: Arc<Inner>,
+    plan: String,
+    named: Option<Vec<String>>,
+) -> Answer<Value> {
+    let (jobs, of) = (inner.jobs(), plan.clone());
+    let listing = tokio::task::spawn_blocking(move || jobs.of_plan(&of));
+    let left = listing.await.map_err(unread)??;
     if left.is_empty() {
-        return Err(Failure::conflict(format!("no job of the plan {plan} is left that could be cancelled")));
+        return Err(Failure::conflict(format!("no job of the plan {plan} is left that could be cancelled"))
+            .with_remedy("see the list of jobs for how they ended"));
     }
-    left.sort_by_key(|status| (!matches!(&*status.phase, "queued" | "connecting"), status.id.clone()));
+    refuse_unseen(&left, named.as_deref())?;
     let (mut cancelled, mut refused) = (Vec::new(), Vec::new());
-    for status in left {
+    for Entry { status, .. } in left {
         match cancel(inner.clone(), status.id.clone()).await {
             Ok(_) => cancelled.push(status.id),
-            Err(failure) => refused.push(json!({"job": status.id, "error": failure.error})),
+            Err(Failure { error, remedy, .. }) => {
+                refused.push(json!({"job": status.id, "error": error, "remedy": remedy}));
+            }
         }
     }
     Ok(json!({"jobs": cancelled, "refused": refused}))
+}
+
+/// Nobody ends jobs that they were not shown.
+fn refuse_unseen(left: &[Entry], named: Option<&[String]>) -> Answer<()> {
+    let Some(named) = named else { return Ok(()) };
+    let ids = left.iter().map(|entry| &entry.status.id);
+    let unseen: Vec<&str> = ids.filter(|id| !named.contains(id)).map(String::as_str).collect();
+    if unseen.is_empty() {
+        return Ok(());
+    }
+    let what = format!("this plan has other jobs that have not ended: {}", unseen.join(", "));
+    Err(Failure::conflict(what).with_remedy("nothing was cancelled: look at the list again, and confirm it"))
 }
 
 /// Has the target of a sync take over, or finds out whether it could.
 pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWanted) -> Answer<Value> {
     let entry = running(&inner, &name).await?;
     if entry.status.kind != Kind::Sync {
-        return Err(Failure::conflict(format!("job {name} is no sync: only a sync can be cut over")));
+        return Err(Failure::conflict(format!("job {name} is no sync: only a sync can be cut over"))
+            .with_remedy("name the sync"));
     }
     let options = wanted.options(&inner.options.state_dir, &entry.status)?;
     let socket = inner.jobs().store.socket(&name);
@@ -300,6 +341,21 @@ mod tests {
         for wrong in [r#"{"rate": 1}"#, r#"{"rate_keys": -1}"#, r#"{"rate_keys": "many"}"#, "7"] {
             assert!(change(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn only_jobs_that_were_shown_are_cancelled() {
+        let left = ["a", "b"].map(|id| {
+            let status = Status { id: id.to_owned(), ..Status::default() };
+            Entry { status, running: true }
+        });
+        let with = |named: &[&str]| {
+            let named: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
+            refuse_unseen(&left, Some(&named))
+        };
+        assert!(refuse_unseen(&left, None).is_ok() && with(&["a", "b", "has-ended"]).is_ok());
+        let refused = with(&["a"]).expect_err("b was not shown");
+        assert!(refused.error.ends_with(": b") && refused.remedy.is_some(), "{refused:?}");
     }
 
     #[test]

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use whimbrel_control::clock::now_ms;
+use whimbrel_control::clock::{now_ms, now_s};
 use whimbrel_control::daemon::Jobs as _;
 use whimbrel_control::moves::{Load, Plan, Situation, Weighing};
-use whimbrel_control::store::Origin;
+use whimbrel_control::store::{Origin, on_behalf_of};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{self as planner, Balance, Move};
 use whimbrel_core::slot::SlotSet;
@@ -91,7 +91,9 @@ impl Wanted {
         let planned = match self {
             Wanted::Rebalance { by, use_empty, threshold } => {
                 if !(0.0..=100.0).contains(threshold) {
-                    return Err(Failure::bad("threshold is from 0 to 100 percent"));
+                    return Err(
+                        Failure::bad("threshold is from 0 to 100 percent").with_remedy("leave it out for 2")
+                    );
                 }
                 let costs = situation.costs(match by {
                     By::Slots => Weighing::Slots,
@@ -109,14 +111,17 @@ impl Wanted {
             Wanted::Reshard { slots, to } => {
                 let slots: SlotSet = slots
                     .parse()
-                    .map_err(|e| Failure::bad(format!("slots are ranges like 0-99,200: {e}")))?;
+                    .map_err(|e| Failure::bad(format!("slots: {e}")).with_remedy("write ranges: 0-99,200"))?;
                 if slots.is_empty() {
-                    return Err(Failure::bad("no slots are named"));
+                    return Err(Failure::bad("no slots are named").with_remedy("write ranges: 0-99,200"));
                 }
                 planner::reshard(shards, &[(slots, situation.resolve(to)?)])
             }
         };
-        planned.map_err(|e| Failure::conflict(e.to_string()))
+        planned.map_err(|e| {
+            Failure::conflict(e.to_string())
+                .with_remedy("see who owns which slots on the page of the cluster")
+        })
     }
 }
 
@@ -194,10 +199,11 @@ fn outdated(what: &str) -> Failure {
 /// Has the moves of a plan made. Returns the names of the jobs.
 async fn carry_out(mover: &Mover, made: &Made, who: &str) -> Answer<Vec<String>> {
     if made.moves.is_empty() {
-        return Err(Failure::conflict("this plan moves nothing"));
+        return Err(Failure::conflict("this plan moves nothing")
+            .with_remedy("nothing has to be approved: every slot is where it should be"));
     }
     still_fits(&mover.queue.view().await?, &made.moves).map_err(|e| outdated(&e.to_string()))?;
-    let origin = Origin { begun_by: Some(by_token(who)), plan: Some(made.id.clone()) };
+    let origin = Origin { begun_by: Some(on_behalf_of(&by_token(who))), plan: Some(made.id.clone()) };
     Ok(mover.queue.submit_for(made.moves.clone(), &origin).await?)
 }
 
@@ -263,13 +269,16 @@ fn describe(id: &str, mover: &Mover, wanted: &Wanted, situation: &Situation, pla
         "method": plan.method.name(), "why": plan.why, "moves": moves, "slots": slots, "keys": keys,
         "estimated_bytes": bytes, "estimated_ms": plan.estimate_ms(), "max_pause_ms": plan.max_pause_ms,
         "pause_ms": plan.max_pause_ms.map(|_| plan.need.least_ms), "pauses_max": plan.pauses_max(),
-        "notes": notes(plan), "nodes": nodes,
+        "notes": notes(plan, mover), "nodes": nodes,
     })
 }
 
 /// What somebody has to know before they approve.
-fn notes(plan: &Plan) -> Vec<String> {
+fn notes(plan: &Plan, mover: &Mover) -> Vec<String> {
     let mut notes = Vec::new();
+    if let (Some(window), false) = (mover.settings.transfer.between, plan.moves.is_empty()) {
+        notes.push(format!("Its {}.", window.in_words(now_s())));
+    }
     if plan.moves.is_empty() {
         notes.push("Nothing moves: everything is where it should be.".to_owned());
     }

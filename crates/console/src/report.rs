@@ -25,6 +25,9 @@ pub fn page_of(document: &Value) -> String {
         ("whimbrel", text(&document["whimbrel"])),
         ("digest", text(&document["digest"])),
     ];
+    if let Some(by) = &status.origin.begun_by {
+        lines.insert(2, ("begun by", by.clone()));
+    }
     if !status.message.is_empty() {
         lines.insert(1, ("message", status.message.clone()));
     }

@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use whimbrel_control::clock::now_ms;
+use whimbrel_control::http::in_numbers;
 use whimbrel_control::jobs::{Ask, Seen};
 use whimbrel_control::steering::Request as Asked;
 use whimbrel_control::store::{Kind, Store};
@@ -25,7 +26,7 @@ use crate::checks::{Caller, guard};
 use crate::failure::{Answer, Failure};
 use crate::inner::Inner;
 use crate::mover::Mover;
-use crate::orders::{self, CutoverWanted, RatesWanted};
+use crate::orders::{self, CutoverWanted, PlanCancelWanted, RatesWanted};
 use crate::plans::Wanted;
 use crate::remembered::About;
 use crate::runs::{JobWanted, Sides};
@@ -42,6 +43,9 @@ const BODY_WITHIN: Duration = Duration::from_secs(10);
 /// The cluster is asked again where it was for longer than this ago.
 const CLUSTER_FRESH: Duration = Duration::from_secs(1);
 
+/// What to do about a request that cannot be understood.
+const SEE_FIELDS: &str = "GET /api/v1/openapi.json describes what can be asked, with its fields";
+
 /// How many events of a job are sent: the newest.
 const EVENTS_MAX: usize = 500;
 
@@ -54,16 +58,22 @@ impl<T: DeserializeOwned> FromRequest<Arc<Inner>> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, inner: &Arc<Inner>) -> Answer<Body<T>> {
-        let late = |_| Failure::new(StatusCode::REQUEST_TIMEOUT, "the request has not arrived in time");
+        let late = |_| {
+            Failure::new(StatusCode::REQUEST_TIMEOUT, "the request has not arrived in time")
+                .with_remedy("send it again")
+        };
         let bytes = timeout(BODY_WITHIN, Bytes::from_request(request, inner)).await.map_err(late)?;
-        let bytes = bytes.map_err(|e| Failure::new(e.status(), "the request cannot be read"))?;
+        let bytes = bytes.map_err(|e| {
+            Failure::new(e.status(), "the request cannot be read")
+                .with_remedy(format!("send JSON of at most {} KiB", BODY_BYTES_MAX >> 10))
+        })?;
         // Nothing at all is as good as nothing in braces.
         let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
-        let bad = |e: serde_json::Error| Failure::bad(format!("the request: {e}"));
+        let bad = |e: serde_json::Error| Failure::bad(format!("the request: {e}")).with_remedy(SEE_FIELDS);
         // A list would be taken for the fields in their order.
         match serde_json::from_slice(&bytes).map_err(bad)? {
             object @ Value::Object(_) => serde_json::from_value(object).map(Body).map_err(bad),
-            _ => Err(Failure::bad("the request: it is a JSON object")),
+            _ => Err(Failure::bad("the request is no JSON object").with_remedy(SEE_FIELDS)),
         }
     }
 }
@@ -102,10 +112,11 @@ pub(crate) fn router(inner: Arc<Inner>) -> Router {
     Router::new()
         .nest("/api/v1", v1)
         .route("/", get(async || page::find("").ok_or_else(nothing_here)))
+        .route("/metrics", get(metrics))
         .route("/{file}", get(file))
         .fallback(async || nothing_here())
         .method_not_allowed_fallback(async || {
-            Failure::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here")
+            Failure::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here").with_remedy(SEE_FIELDS)
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn_with_state(inner.clone(), guard))
@@ -158,6 +169,7 @@ impl Inner {
                 Err(failure) => format!("refused: {}", failure.error),
             };
             inner.audit.note_outcome(&entry, &text);
+            inner.counted.ordered(&entry.order, outcome.is_ok());
             // The client may have gone.
             let _ = answer.send(outcome);
         };
@@ -166,7 +178,10 @@ impl Inner {
             while orders.try_join_next().is_some() {}
             orders.spawn(carried_out);
         }
-        let stopped = |_| Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the console was stopped meanwhile");
+        let stopped = |_| {
+            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the console was stopped meanwhile")
+                .with_remedy("see in the audit log, once it runs again, whether this was done")
+        };
         told.await.map_err(stopped)?.map(Json)
     }
 }
@@ -176,11 +191,11 @@ fn confirmed(given: Option<&str>, name: &str) -> Answer<()> {
     if given == Some(name) {
         return Ok(());
     }
-    Err(Failure::bad(format!("set confirm to {name}: what this changes has to be named")))
+    Err(Failure::bad("this was not confirmed").with_remedy(format!("set confirm to {name}")))
 }
 
 fn nothing_here() -> Failure {
-    Failure::missing("there is nothing here")
+    Failure::missing("there is nothing here").with_remedy(SEE_FIELDS)
 }
 
 /// A part of the path, in text.
@@ -209,12 +224,20 @@ async fn me(State(inner): Console, caller: Caller) -> Json {
     }))
 }
 
+/// The console in numbers, for Prometheus: with a token like all else.
+async fn metrics(State(inner): Console, _: Caller) -> Response {
+    in_numbers(inner.counted.metrics())
+}
+
 async fn watch(State(inner): Console, caller: Caller) -> Response {
     stream::answer(inner, caller)
 }
 
 async fn read(inner: &Arc<Inner>) -> Answer<Vec<Seen>> {
-    reading::read_jobs(inner).await.map_err(|e| Failure::new(StatusCode::SERVICE_UNAVAILABLE, e))
+    reading::read_jobs(inner).await.map_err(|e| {
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, e)
+            .with_remedy("see whether the state folder of the console can be read")
+    })
 }
 
 async fn jobs(State(inner): Console, caller: Caller) -> Answer<Json> {
@@ -226,7 +249,7 @@ async fn jobs(State(inner): Console, caller: Caller) -> Answer<Json> {
 
 async fn job(State(inner): Console, caller: Caller, PathText(name): PathText) -> Answer<Json> {
     let seen = read(&inner).await?;
-    let missing = || Failure::missing(format!("there is no job {name}"));
+    let missing = || orders::no_job(&name);
     let seen = Store::of_name(seen, |seen| &seen.entry.status, &name).ok_or_else(missing)?;
     let name = seen.entry.status.id.clone();
     let store = inner.jobs().store;
@@ -406,19 +429,22 @@ async fn cancel_plan(
     State(inner): Console,
     caller: Caller,
     PathText(id): PathText,
-    Body(wanted): Body<Confirmed>,
+    Body(wanted): Body<PlanCancelWanted>,
 ) -> Answer<Json> {
     caller.must_be(needed(Ask::Cancel))?;
     let cluster = inner.mover()?.cluster();
     confirmed(wanted.confirm.as_deref(), &cluster)?;
-    let work = orders::cancel_plan(inner.clone(), id.clone());
+    let work = orders::cancel_plan(inner.clone(), id.clone(), wanted.jobs);
     inner.ordered(&caller, ("cancel plan", format!("{id} in {cluster}")), work).await
 }
 
 async fn fleet(State(inner): Console, _: Caller) -> Answer<Json> {
     let missing = || Failure::missing("this console has no fleet").with_remedy("serve it with --fleet");
     let fleet = inner.fleet.as_ref().ok_or_else(missing)?;
-    let status = fleet.status().await.map_err(|e| Failure::conflict(e.to_string()))?;
+    let status = fleet
+        .status()
+        .await
+        .map_err(|e| Failure::conflict(e.to_string()).with_remedy("ask the member that leads the fleet"))?;
     Ok(Json(json!(status)))
 }
 
@@ -448,6 +474,7 @@ async fn audit(State(inner): Console, caller: Caller) -> Answer<Json> {
     caller.must_be(Role::Administer)?;
     let entries = inner.audit.latest().map_err(|e| {
         Failure::new(StatusCode::SERVICE_UNAVAILABLE, format!("the audit log cannot be read: {e}"))
+            .with_remedy("see whether the state folder of the console can be read")
     })?;
     Ok(Json(json!({"entries": entries})))
 }

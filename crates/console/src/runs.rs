@@ -48,6 +48,9 @@ const SAID_KEPT: usize = 100;
 /// How long a job may take until it is listed: servers are asked before.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
+/// How an address is written.
+const ADDRESS: &str = "write HOST:PORT, or redis://USER@HOST:PORT";
+
 /// How often it is looked whether it is.
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
 
@@ -92,10 +95,10 @@ impl Sides {
     pub(crate) fn check(&self) -> Answer<()> {
         for address in [Some(&self.source), self.target.as_ref()].into_iter().flatten() {
             if address.is_empty() || address.len() > 1_024 || address.starts_with('-') {
-                return Err(Failure::bad("an address is HOST:PORT, or redis://HOST:PORT"));
+                return Err(Failure::bad("this is no address").with_remedy(ADDRESS));
             }
             if address.chars().any(|c| c.is_control() || c.is_whitespace()) {
-                return Err(Failure::bad("an address has no space"));
+                return Err(Failure::bad("an address has no space").with_remedy(ADDRESS));
             }
             let login = address.rsplit_once('@').map_or("", |(login, _)| login);
             let login = login.split_once("://").map_or(login, |(_, login)| login);
@@ -220,8 +223,8 @@ impl JobWanted {
             [(self.mirror, JobKind::Sync, "--mirror"), (self.replace, JobKind::Copy, "--replace")]
         {
             if set && self.kind != only {
-                let what = format!("{} is of no use for a {}", &option[2..], self.kind().word());
-                return Err(Failure::bad(what));
+                let what = format!("a {} has no {}", self.kind().word(), &option[2..]);
+                return Err(Failure::bad(what).with_remedy(format!("leave {} out", &option[2..])));
             }
             words.extend(set.then(|| option.to_owned()));
         }
@@ -335,7 +338,11 @@ impl Runs {
     pub(crate) fn assessment(&self, id: &str) -> Answer<Value> {
         let kept = self.assessments.lock();
         let found = kept.1.iter().find(|assessment| assessment.id == id);
-        let assessment = found.ok_or_else(|| Failure::missing("there is no such assessment"))?;
+        let assessment = found.ok_or_else(|| {
+            Failure::missing("there is no such assessment").with_remedy(format!(
+                "make another one: the last {ASSESSMENTS_KEPT} are kept, until the console ends"
+            ))
+        })?;
         Ok(json!({"state": assessment.state, "report": assessment.report, "text": assessment.text}))
     }
 
@@ -344,7 +351,10 @@ impl Runs {
         let sides = wanted.sides();
         let _beginning = self.beginning.lock().await;
         let before = self.known().await?;
-        let fail = |e: &dyn std::fmt::Display| Failure::conflict(format!("the job cannot be begun: {e}"));
+        let fail = |e: &dyn std::fmt::Display| {
+            Failure::conflict(format!("the job cannot be begun: {e}"))
+                .with_remedy("see whether the state folder can be written, and its disk has room")
+        };
         fs::create_dir_all(&self.folder).and_then(|()| self.forget_old()).map_err(|e| fail(&e))?;
         let path = self.folder.join(format!("{:x}.log", now_ms()));
         let said = private(&path).map_err(|e| fail(&e))?;
@@ -365,10 +375,7 @@ impl Runs {
         match listed {
             Ok(entry) => Ok(entry),
             Err(Some(failure)) => Err(failure),
-            Err(None) => {
-                let said = tail(&path);
-                Err(Failure::new(axum::http::StatusCode::UNPROCESSABLE_ENTITY, said))
-            }
+            Err(None) => Err(ended_at_once(&tail(&path))),
         }
     }
 
@@ -421,7 +428,8 @@ impl Runs {
                 (None, true) => return Err(None),
                 (None, false) if Instant::now() >= until => {
                     let what = format!("the job is not listed after {} s", LISTED_WITHIN.as_secs());
-                    return Err(Some(Failure::conflict(what)));
+                    let remedy = "see whether both servers answer, and begin it again: it was ended";
+                    return Err(Some(Failure::conflict(what).with_remedy(remedy)));
                 }
                 (None, false) => tokio::time::sleep(LOOK_PERIOD).await,
             }
@@ -458,15 +466,21 @@ fn tail(path: &Path) -> String {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim().to_owned())
     };
     match read() {
-        // What is wrong, and what to do about it, are on a line each.
-        Ok(said) if !said.is_empty() => {
-            let lines: Vec<&str> =
-                said.lines().map(|line| line.trim().trim_start_matches("error: ")).collect();
-            lines.join("; ")
-        }
+        Ok(said) if !said.is_empty() => said,
         Ok(_) => "the process has ended without a word".to_owned(),
         Err(e) => format!("the process has ended, and what it said cannot be read: {e}"),
     }
+}
+
+/// A job was not begun: what is wrong, and below that what to do about it, as its process said them.
+fn ended_at_once(said: &str) -> Failure {
+    const ERROR: &str = "error: ";
+    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    let is_error = |line: &&str| line.starts_with(ERROR);
+    let (what, remedy) = lines.split_at(lines.iter().position(is_error).map_or(lines.len(), |at| at + 1));
+    let what: Vec<&str> = what.iter().map(|line| line.trim_start_matches(ERROR)).collect();
+    let failure = Failure::new(axum::http::StatusCode::UNPROCESSABLE_ENTITY, what.join("; "));
+    if remedy.is_empty() { failure } else { failure.with_remedy(remedy.join("; ")) }
 }
 
 /// Runs an assessment: how it ended, its report, and what was said besides.
@@ -568,6 +582,14 @@ mod tests {
         assert!(
             options.iter().all(|name| KEPT.contains(name)) && !KEPT.iter().any(|n| n.contains("PASSWORD"))
         );
+    }
+
+    #[test]
+    fn what_a_process_said_is_what_is_wrong_and_what_to_do() {
+        let failure = ended_at_once("note     x\nerror: the target is full\n       empty it");
+        assert_eq!(failure.error, "note     x; the target is full");
+        assert_eq!(failure.remedy.as_deref(), Some("empty it"));
+        assert_eq!(ended_at_once("killed").remedy, None);
     }
 
     #[test]

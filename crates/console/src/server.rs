@@ -12,6 +12,7 @@ use whimbrel_control::web::{Limits, Listener};
 use whimbrel_engine::error::{Error, Result, Side};
 
 use crate::audit::Audit;
+use crate::counted::Counted;
 use crate::inner::{ConsoleOptions, Inner};
 use crate::mover::Mover;
 use crate::plans::Plans;
@@ -81,6 +82,7 @@ impl Console {
             fleet,
             tokens,
             guesses: Guesses::default(),
+            counted: Counted::default(),
             watched: Watched::default(),
             plans: Plans::default(),
             orders: Mutex::new(JoinSet::new()),
@@ -108,7 +110,7 @@ impl Console {
         let mut orders = std::mem::take(&mut *inner.orders.lock());
         let ended = async { while orders.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, ended).await.is_err() {
-            tracing::warn!("an order had not come to its end");
+            tracing::warn!("an order was still under way when the console stopped");
         }
     }
 }

@@ -34,7 +34,9 @@ impl Shown {
         let Entry { status, running } = &seen.entry;
         let pace = pace.filter(|_| *running);
         object["keys_per_s"] = json!(pace.map(f64::round));
-        object["eta_ms"] = json!(pace.and_then(|pace| left_ms(status, pace)));
+        // Outside of its window, or paused, it moves nothing: how fast it was says nothing.
+        let moving = pace.filter(|_| !status.rates.is_paused());
+        object["eta_ms"] = json!(moving.and_then(|pace| left_ms(status, pace)));
         object["run_of"] = json!(status.run_of());
         object["state_in_words"] = json!(seen.state_in_words());
         Shown { object, asks: seen.asks() }
@@ -63,6 +65,16 @@ mod tests {
     fn can(seen: &Seen, role: Role) -> Vec<String> {
         let shown = Shown::new(seen, None, None).for_role(role);
         serde_json::from_value(shown["can"].clone()).expect("words")
+    }
+
+    #[test]
+    fn what_is_paused_has_no_time_left() {
+        let mut job = seen(Kind::Copy, "copying", true);
+        (job.entry.status.keys, job.entry.status.keys_moved) = (1_000, 500);
+        let eta = |job: &Seen| Shown::new(job, None, Some(10.0)).for_role(Role::Look)["eta_ms"].clone();
+        assert_eq!(eta(&job), 50_000);
+        job.entry.status.rates.paused_until_s = Some(3_600);
+        assert_eq!(eta(&job), Value::Null);
     }
 
     #[test]

@@ -32,8 +32,10 @@ const TOKEN_PERIOD: Duration = Duration::from_secs(5);
 pub(crate) fn answer(inner: Arc<Inner>, caller: Caller) -> Response {
     let (sender, body) = Channel::<Bytes>::new(WAITING);
     tokio::spawn(async move {
-        let stop = inner.stop.clone();
-        let _ = stop.run_until_cancelled(send(&inner, &caller, sender)).await;
+        let sent = async {
+            let _ = inner.stop.run_until_cancelled(send(&inner, &caller, sender)).await;
+        };
+        inner.counted.streaming(sent).await;
     });
     ([(header::CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response()
 }

@@ -206,8 +206,13 @@ pub async fn status_at(at: &str) -> Result<serde_json::Value> {
 }
 
 async fn metrics(State(exposed): State<Arc<dyn MetricsSource>>) -> Response {
+    in_numbers(exposed.metrics())
+}
+
+/// Numbers, as Prometheus reads them.
+pub fn in_numbers(metrics: Vec<Metric>) -> Response {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Metrics(exposed.metrics())));
+    registry.register_collector(Box::new(Metrics(metrics)));
     let mut text = String::new();
     match encode(&mut text, &registry) {
         Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),

@@ -22,6 +22,10 @@ use crate::store::{Entry, Event, FOLLOWING, Kind, Status, Store};
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
 
+/// How long those that waited behind a job may be listed once it has ended: the process that would have run
+/// them gives them up then.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
+
 /// How often it is looked whether it has.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
@@ -217,6 +221,46 @@ impl Jobs {
         }
     }
 
+    /// Jobs of one plan, or of one command, that have not ended. Those that wait for their turn come first:
+    /// none of them is to begin when another one is ended.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub fn of_plan(&self, plan: &str) -> Result<Vec<Entry>> {
+        let is_of = |status: &Status| !status.ended && status.origin.plan.as_deref() == Some(plan);
+        let mut left: Vec<Entry> = self.all()?.into_iter().filter(|entry| is_of(&entry.status)).collect();
+        left.sort_by_key(|entry| (!entry.status.waits(), entry.status.id.clone()));
+        Ok(left)
+    }
+
+    /// The others of the plan, or of the command, of which a job is a part: as [`Jobs::of_plan`].
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn beside(&self, job: &Status) -> Result<Vec<Entry>> {
+        let Some(plan) = &job.origin.plan else { return Ok(Vec::new()) };
+        let mut others = self.of_plan(plan)?;
+        others.retain(|other| other.status.id != job.id);
+        Ok(others)
+    }
+
+    /// Those of `others` that have not ended, now that one of them has been ended: a process that runs them
+    /// one after another begins none after that, and gives up those that wait.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub async fn left_of(&self, others: &[Entry]) -> Result<Vec<Entry>> {
+        let asked = Instant::now();
+        loop {
+            let now = others.iter().filter_map(|other| self.now_of(&other.status));
+            let left: Vec<Entry> = now.filter(|entry| !entry.status.ended).collect();
+            if !left.iter().any(|entry| entry.status.waits()) || asked.elapsed() >= GIVEN_UP_WITHIN {
+                return Ok(left);
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+    }
+
     /// A job as it is now, by how it stood before; also once it has ended, and is kept under another name.
     /// `None` where nothing is known of it any more.
     pub fn now_of(&self, before: &Status) -> Option<Entry> {
@@ -374,6 +418,7 @@ pub async fn open_cluster(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Origin;
 
     fn status(id: &str) -> Status {
         let (id, updated_s) = (id.to_owned(), now_s());
@@ -404,6 +449,35 @@ mod tests {
         let refused = |name: &str| jobs.find(name).expect_err(name).to_string();
         assert!(refused("copy").contains("could be any of 2 jobs"), "{}", refused("copy"));
         assert!(refused("verify").contains("there is no job verify"), "{}", refused("verify"));
+    }
+
+    /// Jobs of one command are known together, those that wait first; ended ones and those of others are none
+    /// of them.
+    #[tokio::test]
+    async fn jobs_of_one_command_are_known_together() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let jobs = Jobs::of(folder.path());
+        let part = |id: &str, plan: &str, phase: &str, ended: bool| {
+            let origin = Origin { plan: Some(plan.to_owned()), ..Origin::default() };
+            let (kind, phase) = (Kind::Front, phase.to_owned());
+            let status = Status { origin, kind, phase, ended, ..status(id) };
+            jobs.store.publish(&status);
+            status
+        };
+        let first = part("m-1", "m-1", "streaming", false);
+        part("m-2", "m-1", "streaming", false);
+        part("m-3", "m-1", "queued", false);
+        part("m-4", "m-1", "done", true);
+        part("m-5", "m-5", "streaming", false);
+        let ids = |found: Vec<Entry>| found.into_iter().map(|entry| entry.status.id).collect::<Vec<_>>();
+        assert_eq!(ids(jobs.of_plan("m-1").expect("listed")), ["m-3", "m-1", "m-2"]);
+        let others = jobs.beside(&first).expect("listed");
+        assert_eq!(ids(others.clone()), ["m-3", "m-2"]);
+        assert!(jobs.beside(&status("m-6")).expect("listed").is_empty(), "it is no part of anything");
+        // The one that waited is given up, and the other has ended.
+        jobs.store.forget("m-3");
+        part("m-2", "m-1", "cancelled", true);
+        assert!(jobs.left_of(&others).await.expect("listed").is_empty());
     }
 
     /// Its process was killed before it could write down how the job stands.

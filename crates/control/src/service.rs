@@ -331,7 +331,8 @@ pub async fn prepare(
     prepare_for(store, deployment, moves, settings, keys_of, &Origin::default()).await
 }
 
-/// [`prepare`], for somebody else than this process's user.
+/// [`prepare`], for somebody else than this process's user. Several jobs without a plan are one of their own:
+/// those of one command are known together.
 ///
 /// # Errors
 /// Likewise.
@@ -389,6 +390,8 @@ pub(crate) async fn prepare_for(
     // None may get their names meanwhile.
     let _lock = if names.is_empty() { None } else { Some(store.lock_names().await?) };
     store.refuse_taken(&names, "")?;
+    let of_command = tasks.first().filter(|_| tasks.len() > 1).map(|first| first.id().to_string());
+    let origin = Origin { plan: origin.plan.clone().or(of_command), ..origin.clone() };
     let mut jobs = Vec::with_capacity(tasks.len());
     for task in tasks {
         let journal = store.create(task.id().as_str())?;

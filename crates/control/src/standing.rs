@@ -33,20 +33,18 @@ pub fn of_copy(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> 
 pub fn of_verification(
     begun_with: Status,
     progress: Arc<VerifyProgress>,
-    check_extra: bool,
 ) -> impl Fn() -> Standing + Send + Sync {
     move || {
-        let (done, all) = looked(&progress, check_extra);
+        let (done, all) = looked(&progress);
         let job = Status { keys: all, keys_moved: done, phase: "comparing".to_owned(), ..begun_with.clone() };
         let differing = progress.differing.load(Ordering::Relaxed);
         Standing { job, details: json!({"differing": differing}) }
     }
 }
 
-/// How many keys were looked at, and how many there are: each on both sides where extra ones are looked for.
-pub fn looked(progress: &VerifyProgress, check_extra: bool) -> (u64, u64) {
+/// How many keys were looked at, and how many there are: on both sides where extra ones are looked for.
+pub fn looked(progress: &VerifyProgress) -> (u64, u64) {
     let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let (looked, total) = (n(&progress.compared) + n(&progress.extra_checked), n(&progress.total_estimate));
-    let all = if check_extra { 2 * total } else { total };
-    (looked.min(all), all)
+    let all = n(&progress.total_estimate) + n(&progress.extra_estimate);
+    ((n(&progress.compared) + n(&progress.extra_checked)).min(all), all)
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{format_duration_ms, format_time};
+use crate::units::{format_duration_ms, format_time, format_time_of_day};
 
 const MINUTE_S: u64 = 60;
 const HOUR_S: u64 = 3_600;
@@ -48,8 +48,25 @@ impl Window {
 
     /// When it begins next, after a moment that is not in it.
     pub fn begins_after(&self, epoch_s: u64) -> u64 {
-        epoch_s + (self.from_s + DAY_S - epoch_s % DAY_S) % DAY_S
+        next(self.from_s, epoch_s)
     }
+
+    /// When keys move that move at this time of the day only, for people, at a moment.
+    pub fn in_words(&self, epoch_s: u64) -> String {
+        let is_open = self.contains(epoch_s);
+        let at = next(if is_open { self.until_s } else { self.from_s }, epoch_s);
+        let (time, left) = (format_time_of_day(at), format_duration_ms((at - epoch_s) * 1_000));
+        let when = match is_open {
+            true => format!("now, until {time}, for {left} more"),
+            false => format!("next from {time}, in {left}"),
+        };
+        format!("keys move only between {self}: {when}")
+    }
+}
+
+/// The next moment with this time of the day, in seconds; the moment itself where it has that.
+fn next(of_day_s: u64, epoch_s: u64) -> u64 {
+    epoch_s + (of_day_s + DAY_S - epoch_s % DAY_S) % DAY_S
 }
 
 impl FromStr for Window {
@@ -266,6 +283,12 @@ mod tests {
         for text in ["", "1-5", "01:00", "01:00-05:00 ", "25:00-05:00", "01:00-05:00+99:00"] {
             assert_eq!(window(text), Err(TimeError::Window), "{text}");
         }
+        let words = |time: &str| night.in_words(at(&format!("2026-11-26T{time}Z")));
+        let only = "keys move only between 22:00-02:30Z:";
+        assert_eq!(words("19:46"), format!("{only} next from 22:00Z, in 2h 14m"));
+        assert_eq!(words("02:30"), format!("{only} next from 22:00Z, in 19h 30m"));
+        assert_eq!(words("22:00"), format!("{only} now, until 02:30Z, for 4h 30m more"));
+        assert_eq!(words("02:29:30"), format!("{only} now, until 02:30Z, for 30.0 s more"));
         let written = serde_json::to_string(&night).expect("JSON");
         assert_eq!(serde_json::from_str::<Window>(&written).expect("a window"), night);
     }

@@ -13,7 +13,7 @@ use crate::verify::{self, Depth, Settle, VerifyOptions, VerifyProgress};
 /// Keys of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Losses {
-    /// Those that the source has too.
+    /// Those that the source has too. Values are not compared: some of them may be equal already.
     pub replaced: u64,
     /// Those that only the target has, where they are removed.
     pub removed: Option<u64>,

@@ -75,9 +75,52 @@ pub fn truncate(text: &str, width: usize) -> String {
     short
 }
 
+/// A text of at most `width` columns, cut in the middle where it is longer: of names the ends tell most. Of
+/// two that an arrow joins, each is cut by itself.
+pub fn shorten(text: &str, width: usize) -> String {
+    const ARROW: &str = " -> ";
+    if display_width(text) <= width {
+        return text.to_owned();
+    }
+    let Some((from, to)) = text.split_once(ARROW).filter(|_| width > 2 * ARROW.len()) else {
+        return cut_inside(text, width);
+    };
+    let room = width - ARROW.len();
+    // What one does not need, the other gets.
+    let left = display_width(from).min((room / 2).max(room.saturating_sub(display_width(to))));
+    format!("{}{ARROW}{}", cut_inside(from, left), cut_inside(to, room - left))
+}
+
+fn cut_inside(text: &str, width: usize) -> String {
+    if display_width(text) <= width {
+        return text.to_owned();
+    }
+    let tail = width.saturating_sub(1) / 2;
+    let mut end = String::new();
+    for c in text.chars().rev() {
+        if display_width(&end) + display_width(c.encode_utf8(&mut [0; 4])) > tail {
+            break;
+        }
+        end.insert(0, c);
+    }
+    truncate(text, width - display_width(&end)) + &end
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_cut_in_the_middle_and_both_ends_of_an_arrow_stay() {
+        let text = "source-primary.eu-west-1.example.net:6379 -> b:7000";
+        assert_eq!(shorten(text, 60), text);
+        assert_eq!(shorten(text, 30), "source-pri….net:6379 -> b:7000");
+        let both = "source-primary.example.net:6379 -> target-primary.example.net:7000";
+        assert_eq!(shorten(both, 34), "source-…et:6379 -> target-…et:7000");
+        for width in 1..70 {
+            assert!(display_width(&shorten(both, width)) <= width, "{width}: {}", shorten(both, width));
+        }
+    }
 
     #[test]
     fn less_important_cells_give_way_in_all_rows() {

@@ -2,7 +2,7 @@
 
 use textwrap::core::display_width;
 
-use crate::row::truncate;
+use crate::row::{shorten, truncate};
 use crate::screen::Screen;
 
 /// Least width of the column that gives way.
@@ -43,6 +43,8 @@ pub const fn number(name: &'static str, rank: u8) -> Column {
 pub struct Table {
     head: Vec<Column>,
     flexible: usize,
+    /// Whether the flexible column is never cut in its row.
+    is_below: bool,
     rows: Vec<Vec<String>>,
 }
 
@@ -50,7 +52,15 @@ impl Table {
     /// An empty one. `flexible` is the column that is cut where the rows would be too long, before any is
     /// left out.
     pub fn new(head: &[Column], flexible: usize) -> Table {
-        Table { head: head.to_vec(), flexible, rows: Vec::new() }
+        Table { head: head.to_vec(), flexible, is_below: false, rows: Vec::new() }
+    }
+
+    /// The same, whose flexible column is neither cut nor left out: where its row has no room for it, it has
+    /// a line of its own below that. Then the last column that always stays is cut, where there is no other
+    /// way.
+    #[must_use]
+    pub fn with_line_below(self) -> Table {
+        Table { is_below: true, ..self }
     }
 
     /// Adds a row of as many cells as there are columns.
@@ -65,18 +75,40 @@ impl Table {
         let widths = self.widths(screen.width);
         let head: Vec<&str> = self.head.iter().map(|column| column.name).collect();
         let mut lines = vec![screen.faint(&self.line(&head, &widths))];
-        let rows = self.rows.iter().map(|row| row.iter().map(String::as_str).collect::<Vec<_>>());
-        lines.extend(rows.map(|row| self.line(&row, &widths)));
+        lines.extend(self.below(&head, &widths, screen));
+        for row in &self.rows {
+            let row: Vec<&str> = row.iter().map(String::as_str).collect();
+            lines.push(self.line(&row, &widths));
+            lines.extend(self.below(&row, &widths, screen));
+        }
         lines
+    }
+
+    /// What has a line of its own below a row.
+    fn below(&self, cells: &[&str], widths: &[Option<usize>], screen: Screen) -> Option<String> {
+        let cell = cells[self.flexible];
+        let is_there = self.is_below && widths[self.flexible].is_none() && !cell.is_empty();
+        is_there.then(|| screen.faint(&format!("  {}", shorten(cell, screen.width.saturating_sub(2)))))
     }
 
     /// How wide each column is; `None` where it is left out.
     fn widths(&self, room: usize) -> Vec<Option<usize>> {
-        let natural = |(i, column): (usize, &Column)| {
-            let cells = self.rows.iter().map(|row| display_width(&row[i]));
-            Some(cells.chain([display_width(column.name)]).max().unwrap_or(0))
-        };
-        let mut widths: Vec<Option<usize>> = self.head.iter().enumerate().map(natural).collect();
+        let widths = self.widths_of(room, |_| true);
+        let is_cut = widths[self.flexible] < self.natural(self.flexible);
+        if self.is_below && is_cut { self.widths_of(room, |column| column != self.flexible) } else { widths }
+    }
+
+    /// As wide as the widest cell of a column.
+    fn natural(&self, column: usize) -> Option<usize> {
+        let cells = self.rows.iter().map(|row| display_width(&row[column]));
+        cells.chain([display_width(self.head[column].name)]).max()
+    }
+
+    /// The same of the columns that are `wanted`.
+    fn widths_of(&self, room: usize, wanted: impl Fn(usize) -> bool) -> Vec<Option<usize>> {
+        let columns = 0..self.head.len();
+        let mut widths: Vec<Option<usize>> =
+            columns.map(|column| self.natural(column).filter(|_| wanted(column))).collect();
         loop {
             let shown: Vec<usize> = widths.iter().copied().flatten().collect();
             let excess =
@@ -84,16 +116,26 @@ impl Table {
             if excess == 0 {
                 return widths;
             }
-            if let Some(width) = &mut widths[self.flexible]
-                && *width > FLEXIBLE_MIN
-            {
-                *width = width.saturating_sub(excess).max(FLEXIBLE_MIN);
+            let give = |width: &mut Option<usize>| match width {
+                Some(width) if *width > FLEXIBLE_MIN => {
+                    *width = width.saturating_sub(excess).max(FLEXIBLE_MIN);
+                    true
+                }
+                _ => false,
+            };
+            if !self.is_below && give(&mut widths[self.flexible]) {
                 continue;
             }
             let can_go = (0..widths.len()).filter(|&i| widths[i].is_some() && self.head[i].rank > 0);
             match can_go.max_by_key(|&i| (self.head[i].rank, i)) {
                 Some(least) => widths[least] = None,
-                None => return widths,
+                None => {
+                    let last = self.head.iter().rposition(|column| column.rank == 0);
+                    let last = last.filter(|_| self.is_below);
+                    if !last.is_some_and(|last| give(&mut widths[last])) {
+                        return widths;
+                    }
+                }
             }
         }
     }
@@ -137,6 +179,27 @@ mod tests {
         );
         let wide = table().lines(Screen { width: 100, ..PLAIN });
         assert!(wide[1].contains("0-100,200-300,400-500,600"), "{}", wide[1]);
+    }
+
+    #[test]
+    fn a_column_that_has_no_room_is_a_line_below() {
+        let mut table = Table::new(&[text("JOB", 0), text("FROM", 2), text("STATE", 0), text("MORE", 3)], 1)
+            .with_line_below();
+        let row = ["copy-1234567890", "one.example:7000 -> two.example:7000", "running: copying", "more"];
+        table.row(row.map(str::to_owned).to_vec());
+        let at = |width| table.lines(Screen { width, ..PLAIN });
+        assert_eq!(at(200).len(), 2);
+        assert_eq!(at(74).len(), 2, "what matters less is left out first: {:?}", at(74));
+        assert_eq!(
+            at(50),
+            [
+                "JOB              STATE             MORE",
+                "  FROM",
+                "copy-1234567890  running: copying  more",
+                "  one.example:7000 -> two.example:7000",
+            ]
+        );
+        assert_eq!(at(30)[2..], ["copy-1234567890  running: cop…", "  one.ex…:7000 -> two.ex…:7000"]);
     }
 
     #[test]

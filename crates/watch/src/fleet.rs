@@ -13,7 +13,7 @@ pub fn page(status: &FleetStatus, screen: Screen) -> String {
         (0, left, _) => {
             format!("{} partitions left to move, {} moving now", format_count(left), status.moving)
         }
-        (unowned, ..) => format!("{} partitions have nobody", format_count(unowned)),
+        (unowned, ..) => format!("{} partitions have no owner", format_count(unowned)),
     };
     let mut page = format!(
         "fleet    {} partitions, {} members, term {}: {state}\nmoves    {} made, {} given up since the \
@@ -116,7 +116,7 @@ mod tests {
         (status.members[0].connected, status.members[0].silent_ms) = (false, Some(2_500));
         (status.unowned, status.members[1].equal) = (4, Some(false));
         let page = |width| page(&status, screen(width));
-        for expected in ["4 partitions have nobody", "silent for 2 s", "differs"] {
+        for expected in ["4 partitions have no owner", "silent for 2 s", "differs"] {
             assert!(page(200).contains(expected), "{expected} is not in {}", page(200));
         }
         for width in [80, 120] {

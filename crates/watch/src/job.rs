@@ -150,7 +150,7 @@ fn progress(watched: &Watched, now: Moment, screen: Screen) -> Vec<String> {
             let (moved, all) = (format_count(status.keys_moved), format_count_of(status.keys, "key"));
             format!("keys     [{bar}{left}] {percent} %  {moved} of {all} {what}")
         }
-        None => format!("keys     nobody has counted them yet; {} {what}", format_count(status.keys_moved)),
+        None => format!("keys     not counted yet; {} {what}", format_count(status.keys_moved)),
     }];
     if watched.over().is_none() {
         lines.push(format!("speed    {}", speed(watched, now)));
@@ -217,7 +217,7 @@ fn steered(status: &Status, events: &[Event], has_keys: bool) -> Vec<String> {
 fn ended(watched: &Watched, goes_on: Option<&str>) -> Vec<String> {
     let status = watched.status();
     let report = || match watched.has_report {
-        true => format!("whimbrel jobs report {} shows what came of it", status.id),
+        true => format!("whimbrel jobs report {} shows the result", status.id),
         false => format!("whimbrel jobs show {} shows it later", status.id),
     };
     match watched.over() {
@@ -276,7 +276,7 @@ fn below(watched: &Watched, foot: &Foot, now: Moment) -> Vec<String> {
     match &foot.typed {
         Some(typed) => {
             lines.push(format!("cancel   It {}.", cancel_does(watched.status())));
-            lines.push(format!("         Type yes and press Enter, or Esc to let it be: {typed}"));
+            lines.push(format!("         Type yes and press Enter, or Esc to go back: {typed}"));
         }
         None => {
             let own = watched.seen(now).asks().into_iter().filter_map(|ask| match ask {
@@ -490,6 +490,6 @@ mod tests {
         let page = page(&watched, None, now, screen(80), Some((&foot, HEIGHT)));
         let end = page[page.len() - 3..].join(" ");
         assert!(end.contains("rolls back the slots that were not handed over yet; 10 of 100 stay"), "{end}");
-        assert!(end.ends_with("Enter, or Esc to let it be: ye"), "{end}");
+        assert!(end.ends_with("Enter, or Esc to go back: ye"), "{end}");
     }
 }

@@ -328,10 +328,10 @@ async fn cancel(jobs: &Jobs, entry: &Entry) -> Result<String> {
     let status = &entry.status;
     Ok(match jobs.cancel(entry).await? {
         CancelAnswer::HasEnded => format!("it has ended already: {}", status.phase),
-        CancelAnswer::Asked => "it has been asked to end".to_owned(),
+        CancelAnswer::Asked => "its process was told to end it".to_owned(),
         CancelAnswer::Discarded => "cancelled: it cannot go on any more".to_owned(),
         CancelAnswer::NeedsCluster => format!(
-            "nobody runs it, and its cluster has to be asked: whimbrel jobs cancel {} rolls it back",
+            "no process runs it: whimbrel jobs cancel {} rolls back what it began in its cluster",
             status.label()
         ),
     })

@@ -22,6 +22,12 @@ pub(crate) struct Opened {
     pub(crate) tokens: BTreeMap<&'static str, String>,
 }
 
+/// The user that whimbrel runs as.
+pub(crate) fn user() -> String {
+    let told = std::process::Command::new("id").arg("-un").output().expect("id runs");
+    String::from_utf8(told.stdout).expect("a name").trim().to_owned()
+}
+
 /// A token of this folder.
 #[track_caller]
 pub(crate) fn token(state: &str, name: &str, role: &str) -> String {
@@ -140,6 +146,9 @@ fn each_role_can_do_what_the_document_says_and_no_more() {
             for (place, role) in ROLES.into_iter().enumerate() {
                 let answer = opened.ask(role, &what, body.as_ref());
                 let is_refused = answer.status == 403;
+                // A refusal says what to do.
+                let has_remedy = answer.status < 400 || answer.json()["remedy"].is_string();
+                assert!(has_remedy, "{what} as {role}: {} {}", answer.status, answer.body);
                 assert_eq!(is_refused, place < least, "{what} as {role}: {} {}", answer.status, answer.body);
                 assert!(answer.status < 500 || answer.status == 503, "{what}: {}", answer.body);
                 tried += 1;
@@ -271,7 +280,8 @@ fn a_plan_is_approved_as_it_was_shown(engine: Engine) {
 fn jobs_of_a_plan_are_known_and_cancelled_together() {
     let layout = [vec![0..=5_999], vec![6_000..=11_999], vec![12_000..=16_383]];
     let scene = Scene::of(Engine::Redis70, 0, &layout).start();
-    scene.fill(0..=199, 200, 20_000);
+    // In all slots of the first node: a job without keys would soon be done.
+    scene.fill(0..=5_999, 200, 20_000);
     let before = scene.unwritten();
     let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "300"]);
     let cluster = scene.cluster.seed();
@@ -297,9 +307,10 @@ fn jobs_of_a_plan_are_known_and_cancelled_together() {
 
     for name in &names {
         let job = opened.get(&format!("/jobs/{name}"));
-        assert_eq!(job["job"]["begun_by"], "token operate (console)", "{job}");
+        let by = format!("token operate (console), as {}", user());
+        assert_eq!(job["job"]["begun_by"], by, "{job}");
         assert_eq!(job["job"]["plan"], plan["id"]);
-        assert_eq!(job["events"][0]["text"], "begun by token operate (console)", "{job}");
+        assert_eq!(job["events"][0]["text"], format!("begun by {by}"), "{job}");
     }
     let listed = scene.jobs(&["list"]).run().expect_code(0).stdout;
     assert!(listed.contains("token operate (console)"), "{listed}");
@@ -321,7 +332,11 @@ fn jobs_of_a_plan_are_known_and_cancelled_together() {
     let what = format!("POST /api/v1/plans/{}/cancel", id(&plan));
     let refused = opened.ask("operate", &what, Some(&json!({"confirm": "yes"})));
     assert_eq!(refused.status, 400, "{}", refused.body);
-    let cancelled = opened.ask("operate", &what, Some(&confirmed));
+    // Nobody cancels what they were not shown.
+    let some = json!({"confirm": cluster, "jobs": [names[0]]});
+    let unseen = opened.ask("operate", &what, Some(&some));
+    assert_eq!((unseen.status, unseen.body.contains(names[1])), (409, true), "{}", unseen.body);
+    let cancelled = opened.ask("operate", &what, Some(&json!({"confirm": cluster, "jobs": names})));
     assert_eq!(cancelled.status, 200, "{}", cancelled.body);
     assert_eq!(cancelled.json()["refused"], json!([]), "{}", cancelled.body);
     for name in &names {
@@ -336,6 +351,32 @@ fn jobs_of_a_plan_are_known_and_cancelled_together() {
     assert_eq!(again.status, 409, "{}", again.body);
     scene.assert_unchanged(&before);
     scene.assert_all_run();
+}
+
+/// The console counts what it is asked for; a token is needed to see that, as for all else.
+#[test]
+fn the_console_counts_what_it_is_asked_for() {
+    let scene = scene();
+    let opened = Opened::of(&scene, &[]);
+    assert_eq!(Ask::new(&opened.at, "GET /metrics").answer().status, 401);
+    let wrong = Ask::new(&opened.at, "GET /api/v1/jobs").with("Authorization", "Bearer wrong").answer();
+    assert_eq!(wrong.status, 401, "{}", wrong.body);
+    opened.get("/jobs");
+    opened.ask("operate", "POST /api/v1/jobs/nobody/pause", Some(&json!({})));
+    opened.ask("look", "GET /api/v1/no/such/thing", None);
+    let told = opened.ask("look", "GET /metrics", None);
+    assert_eq!(told.status, 200, "{}", told.body);
+    for expected in [
+        "whimbrel_console_requests_total{operation=\"GET /api/v1/jobs\",status=\"200\"} 1.0",
+        "whimbrel_console_requests_total{operation=\"GET /api/v1/jobs\",status=\"401\"} 1.0",
+        "whimbrel_console_requests_total{operation=\"POST /api/v1/jobs/{name}/pause\",status=\"404\"} 1.0",
+        "whimbrel_console_requests_total{operation=\"other\",status=\"404\"} 1.0",
+        "whimbrel_console_orders_total{order=\"pause\",result=\"refused\"} 1.0",
+        "whimbrel_console_wrong_tokens_total 1.0",
+        "whimbrel_console_streams 0.0",
+    ] {
+        assert!(told.body.lines().any(|line| line == expected), "no {expected} in\n{}", told.body);
+    }
 }
 
 /// Whatever is asked for, the answer is JSON without anything that a terminal obeys.

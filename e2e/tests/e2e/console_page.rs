@@ -11,7 +11,7 @@ use whimbrel_e2e::resharding::{PATIENCE, Scene};
 use whimbrel_e2e::syncing::{deployment, fill, writers};
 use whimbrel_lab::{Engine, Server};
 
-use crate::console::Opened;
+use crate::console::{Opened, user};
 use crate::daemon::{Served, invocation};
 
 /// A browser on the page, logged in with the token of a role.
@@ -204,7 +204,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     rehearse(&mut browser, "rehearse-button", &rehearsed);
     picture(&mut browser, "migration");
     let job = opened.get(&format!("/jobs/{name}"));
-    assert_eq!(job["job"]["begun_by"], "token administer (console)", "{job}");
+    assert_eq!(job["job"]["begun_by"], format!("token administer (console), as {}", user()), "{job}");
     assert_eq!(job["remembered"]["rehearsal"]["who"], "administer", "{job}");
     // What was found out is there when the page is loaded again.
     browser.eval("location.reload()");
@@ -348,6 +348,49 @@ fn a_drain_is_cancelled_half_way() {
     record.observed.assert_only_moved();
     scene.assert_unchanged(&before);
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+/// All jobs of a drain are cancelled by one click and one confirmation, which names them.
+#[test]
+fn all_jobs_of_a_drain_are_cancelled_together() {
+    let layout = [vec![0..=5_999], vec![6_000..=11_999], vec![12_000..=16_383]];
+    let scene = Scene::of(Engine::Valkey91, 0, &layout).start();
+    // In all slots of the first node: a job without keys would soon be done.
+    scene.fill(0..=5_999, 200, 20_000);
+    let before = scene.unwritten();
+    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "200"]);
+    let mut browser = browser(&opened, "operate");
+    browser.wait_for(&format!("{} === 3", number("shard")));
+    let node = scene.cluster.node_id(0);
+    browser.click(&format!("[data-id=\"{node}\"] [data-test=\"drain\"]"));
+    browser.click(&test("plan-button"));
+    browser.fill(&test("approve-confirm"), &scene.cluster.seed());
+    browser.click(&test("approve-button"));
+    browser.wait_for("location.hash === '#/jobs'");
+    browser.click(&format!("{} {}", test("plan-open"), test("cancel-plan")));
+    let named = format!(
+        "[...document.querySelectorAll({:?})].map(line => line.innerText.split(':')[0]).sort().join()",
+        format!("{} li", test("cancel-plan-jobs"))
+    );
+    let named = browser.wait_for(&named);
+    let jobs = opened.get("/jobs")["jobs"].as_array().cloned().expect("jobs");
+    let mut names: Vec<&str> = jobs.iter().filter_map(|job| job["name"].as_str()).collect();
+    names.sort_unstable();
+    assert_eq!((names.len(), named), (2, json!(names.join(","))), "{jobs:?}");
+    picture(&mut browser, "cancel-all");
+    let disabled = format!("document.querySelector({:?}).disabled", test("cancel-plan-button"));
+    browser.fill(&test("cancel-plan-confirm"), "yes");
+    assert_eq!(browser.eval(&disabled), true);
+    browser.fill(&test("cancel-plan-confirm"), &scene.cluster.seed());
+    browser.click(&test("cancel-plan-button"));
+    browser.wait_for(&format!("{} === 0", number("cancel-plan-dialog")));
+    let rows = format!("[...document.querySelectorAll({:?})]", test("job-row"));
+    let ended = format!("{rows}.every(row => /cancelled/.test(row.innerText))");
+    browser.wait_within(&format!("{ended} && {} === 0", number("plan-open")), PATIENCE);
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+    scene.assert_unchanged(&before);
+    scene.assert_all_run();
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0, "nothing has moved");
 }
 
 /// The node that hangs is the one that the daemon was told: it answers nothing and closes nothing.

@@ -24,6 +24,7 @@ mod front_moving;
 mod fronted;
 mod full_disk;
 mod hooks;
+mod job_answers;
 mod jobs;
 mod known_losses;
 mod modules;

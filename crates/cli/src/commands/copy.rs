@@ -256,12 +256,13 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
         out!(
             "{}",
             json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
-                "plan": plan})
+                "plan": plan, "times": display::times_json(args.limits.between)})
         );
         return;
     }
     show_sides(plan, |_| true);
     eprintln!("policy   {}", policy(args, plan, options));
+    display::show_times(args.limits.between);
     if args.dry_run {
         eprintln!("dry run: nothing was written");
     }

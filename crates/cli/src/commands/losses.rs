@@ -75,8 +75,14 @@ fn show(losses: Losses, show: &Show) {
                     "partial": is_partial})
         );
     } else if !show.quiet {
-        let removed = removed.map_or(String::new(), |n| format!(", {} removed", format_count_of(n, "key")));
-        let stopped = if is_partial { "; stopped before all were looked at" } else { "" };
-        eprintln!("target   would have {} replaced{removed}{stopped}", format_count_of(replaced, "key"));
+        let removed = removed.map_or(String::new(), |n| {
+            format!("; {} that only the target has would be removed", format_count_of(n, "key"))
+        });
+        let stopped = if is_partial { "; stopped before all keys were counted" } else { "" };
+        let both = format_count_of(replaced, "key");
+        eprintln!(
+            "target   holds {both} that the source has too: up to {both} would be replaced (values were not \
+                compared){removed}{stopped}"
+        );
     }
 }

@@ -72,6 +72,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     if !args.show.json && !args.show.quiet {
         eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
         eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
+        display::show_times(args.between);
     }
     let progress = Arc::new(VerifyProgress::default());
     let Some(VerifyRecord { journal, folder, name, again }) = record else {
@@ -90,7 +91,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
             .going_on_at(&limits);
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
-    let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);
+    let look = standing::of_verification(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
     let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
@@ -190,24 +191,26 @@ fn lines(progress: Arc<VerifyProgress>, rates: Rates, check_extra: bool) -> impl
         let (compared, differing, bytes) = (n(&p.compared), n(&p.differing), n(&p.bytes));
         let (rechecking, extra, total) = (n(&p.rechecking), n(&p.extra_checked), n(&p.total_estimate));
         let seconds = started.elapsed().as_secs_f64().max(0.001);
-        let (done, all) = standing::looked(p, check_extra);
+        let (done, all) = standing::looked(p);
         let before = *before.get_or_insert(done);
         let left_ms = left_ms((done - before, all.saturating_sub(before)), seconds);
+        let left_ms = display::left_at(&rates, left_ms);
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let some = |n: u64, name: &str| match n {
             0 => String::new(),
             n => format!("{} {name}", format_count(n)),
         };
-        let looks = if check_extra { " looks" } else { " keys" };
+        // Each key is checked from both sides.
+        let unit = if check_extra { " checks" } else { " keys" };
         let row = vec![
             cell(6, format_duration_ms(elapsed_ms)),
             cell(0, display::eta(left_ms)),
-            cell(1, format!("{} of {}{looks}", format_count(done), format_count(all))),
+            cell(1, format!("{} of {}{unit}", format_count(done), format_count(all))),
             cell(0, p.disk.words().unwrap_or_default()),
             cell(0, display::paused(&rates).unwrap_or_default()),
             cell(2, some(differing, "differ")),
             cell(3, format!("{}/s", format_count(((done - before) as f64 / seconds) as u64))),
-            cell(4, some(rechecking, "looked at again")),
+            cell(4, some(rechecking, "compared again")),
             cell(5, format!("{} compared", format_count(compared))),
             cell(5, if check_extra { format!("{} looked for", format_count(extra)) } else { String::new() }),
             cell(7, format_bytes(bytes)),

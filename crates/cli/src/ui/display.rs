@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
+use whimbrel_control::clock::now_s;
+use whimbrel_core::schedule::Window;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::CopyOptions;
@@ -13,6 +15,24 @@ use whimbrel_terminal::row::{Cell, cell};
 /// The cell for the time that is left.
 pub fn eta(left_ms: Option<u64>) -> String {
     format!("ETA {}", left_ms.map_or_else(|| "–".to_owned(), format_duration_ms))
+}
+
+/// The line of a plan that says when its keys move, where that is at a time of the day only.
+pub fn show_times(between: Option<Window>) {
+    if let Some(window) = between {
+        eprintln!("times    {}", window.in_words(now_s()));
+    }
+}
+
+/// The same for programs: the times, and the moment at which they begin next where they are closed.
+pub fn times_json(between: Option<Window>) -> Value {
+    let until_s = between.filter(|window| !window.contains(now_s())).map(|w| w.begins_after(now_s()));
+    json!({"between": between, "paused_until_s": until_s})
+}
+
+/// How long it takes; nobody knows while no keys move.
+pub fn left_at(rates: &Rates, left_ms: Option<u64>) -> Option<u64> {
+    left_ms.filter(|_| !rates.now().is_paused())
 }
 
 /// What is shown of a job that somebody has paused, or that its servers slow down.
@@ -44,11 +64,12 @@ pub fn of_copy(
             "bytes_per_second": speed.bytes as u64, "memory_budget_bytes": memory, "counts": counts,
             "disk_full_ms": progress.disk.full_ms(), "rates": rates.now(),
         });
-        let mut details = copy_details(&counts, &speed, total);
+        let left = left_at(&rates, left_ms(&counts, &speed, total));
+        let mut details = copy_details(&counts, &speed, total, left);
         let stops: Vec<String> = disk.into_iter().chain(paused(&rates)).collect();
         details.extend(stops.iter().map(|words| cell(0, words.clone())));
         let stops: String = stops.iter().map(|words| format!("  {words}")).collect();
-        let plain = format!("{}{stops}", copy_line(&counts, &speed, total));
+        let plain = format!("{}{stops}", copy_line(&counts, &speed, total, left));
         let length = total.unwrap_or(0).max(counts.scanned);
         let done = Some((counts.scanned.min(dealt_with(&counts)), length));
         Lines { done, rows: vec![details], plain: Some(plain), json, notes: Vec::new() }
@@ -60,9 +81,9 @@ fn dealt_with(c: &CopyCounts) -> u64 {
     c.written + c.skipped + c.gone + c.failed + (c.scanned - c.selected.min(c.scanned))
 }
 
-fn remaining(counts: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
+fn left_ms(counts: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> Option<u64> {
     let left = total.filter(|&total| total > 0).map(|total| total.saturating_sub(dealt_with(counts)));
-    eta(left.and_then(|left| speed.left_ms(left)))
+    left.and_then(|left| speed.left_ms(left))
 }
 
 fn of(total: Option<u64>) -> String {
@@ -70,10 +91,10 @@ fn of(total: Option<u64>) -> String {
 }
 
 /// Beside the bar.
-fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> Vec<Cell> {
+fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>, left_ms: Option<u64>) -> Vec<Cell> {
     let extras = extras(c);
     vec![
-        cell(0, remaining(c, speed, total)),
+        cell(0, eta(left_ms)),
         cell(1, format!("{} keys/s", format_count(speed.keys as u64))),
         cell(3, format!("{}{} keys", format_count(c.written + c.skipped), of(total))),
         cell(2, extras.trim_start()),
@@ -83,7 +104,7 @@ fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> Vec<Cel
     ]
 }
 
-fn copy_line(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
+fn copy_line(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>, left_ms: Option<u64>) -> String {
     format!(
         "{:>7}  scanned {}  read {}  written {}{}  {}/s  {}/s  queues {}+{}  {}{}",
         format_duration_ms(speed.elapsed_ms),
@@ -95,7 +116,7 @@ fn copy_line(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
         format_bytes(speed.bytes as u64),
         c.waiting_to_read,
         c.waiting_to_write,
-        remaining(c, speed, total),
+        eta(left_ms),
         extras(c),
     )
 }

@@ -32,17 +32,15 @@ impl Told<'_> {
     pub fn why(&self) -> String {
         let text = match &self.action.why {
             Why::OlderClaim => "both say that they own them, and its claim is the older one",
-            Why::OnlyHolder => "nobody owns them; this node alone has their keys",
-            Why::LastOwner => "nobody owns them, nobody has keys in them; this was the last to",
-            Why::FewestSlots => {
-                "nobody owns them, nobody has keys in them; this primary has the fewest slots"
-            }
+            Why::OnlyHolder => "no node owns them; this node alone has their keys",
+            Why::LastOwner => "no node owns them or has keys in them; this was the last to",
+            Why::FewestSlots => "no node owns them or has keys in them; this primary has the fewest slots",
             Why::SeenAsOwner => {
-                "nobody owns them; the other nodes still take this one for the owner, and it has keys"
+                "no node owns them; the other nodes still take this one for the owner, and it has keys"
             }
-            Why::WasSource => "nobody owns them; this node was giving them away, and it has keys",
-            Why::WasTarget => "nobody owns them; this node was taking them in, and it has keys",
-            Why::MostKeys => "nobody owns them; this node has most of their keys",
+            Why::WasSource => "no node owns them; this node was giving them away, and it has keys",
+            Why::WasTarget => "no node owns them; this node was taking them in, and it has keys",
+            Why::MostKeys => "no node owns them; this node has most of their keys",
             Why::Mistaken => "the owner says so; other nodes take another one for it",
             Why::TowardsNoPrimary(node) => {
                 let name = self.survey.name(node);
@@ -115,7 +113,7 @@ impl fmt::Display for Told<'_> {
                 if let Some(Evidence { both, only }) = evidence {
                     let (looked_at, both, only) =
                         (format_count(both + only), format_count(*both), format_count(*only));
-                    write!(f, " (of {looked_at} looked at it has {both}, and lacks {only})")?;
+                    write!(f, " (of {looked_at} compared it has {both}, and lacks {only})")?;
                 }
             }
             Change::EmptyReplica { primary, replica } => {
@@ -148,8 +146,8 @@ pub fn left(survey: &Survey, left: &Left) -> String {
             format!("{} has keys in databases other than 0: its keys are not touched", name(node))
         }
         Obstacle::NoElection { primary, best } => format!(
-            "{} has failed, and nobody votes for its replicas: start it, or make {}, which has most of its \
-             data, a primary without a vote, by CLUSTER FAILOVER TAKEOVER sent there",
+            "{} has failed, and no primary votes for its replicas: start it, or make {}, which has most of \
+             its data, a primary without a vote, by CLUSTER FAILOVER TAKEOVER sent there",
             name(primary),
             name(best)
         ),

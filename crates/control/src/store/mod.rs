@@ -30,7 +30,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
 
-pub use self::status::{BEGUN_BY, CUT_OVER, Entry, FAILED, FOLLOWING, Kind, Origin, Status};
+pub use self::status::{BEGUN_BY, CUT_OVER, Entry, FAILED, FOLLOWING, Kind, Origin, Status, on_behalf_of};
 pub use self::trace::{Event, HookEnd, What};
 use crate::clock::now_s;
 use crate::socket::is_served;
@@ -240,7 +240,7 @@ impl Store {
             let before = self.find(&status.id);
             let mut status = status.clone().with_origin_of(before.as_ref());
             if before.as_ref().is_none_or(|before| before.created_s != status.created_s) {
-                status.origin.begun_by = status.origin.begun_by.or_else(status::begun_by);
+                status.origin.begun_by = status.origin.begun_by.or_else(|| Some(status::begun_by()));
             }
             write_whole(&self.path(&status.id, "json"), &status)?;
             trace::note(&self.path(&status.id, "events"), before.as_ref(), &status)
@@ -252,7 +252,7 @@ impl Store {
 
     /// Notes that another process goes on with a job. Nothing depends on it, so a failure is no error.
     pub fn note_resumed(&self, id: &str) {
-        self.note(id, What::Resumed { by: status::begun_by().unwrap_or_else(trace::user) });
+        self.note(id, What::Resumed { by: status::begun_by() });
     }
 
     /// Notes that something has happened to a job. Nothing depends on it, so a failure is no error.
@@ -505,6 +505,8 @@ mod tests {
             ..Status::default()
         };
         journal.publish(&status);
+        let origin = Origin { begun_by: Some(status::user()), plan: None };
+        let status = Status { origin, ..status };
         assert_eq!(store.list().expect("listed"), [Entry { status: status.clone(), running: true }]);
         // Of a process that dies the journal tells where it was.
         let later = Status { phase: "Draining".to_owned(), ..status };
@@ -558,7 +560,21 @@ mod tests {
         assert_eq!(store.find(&name).expect("kept").origin, origin);
         // The next run of the same name is somebody else's.
         store.publish(&Status { created_s: 8, ..plain });
-        assert_eq!(store.find("m-1").expect("there").origin, Origin::default());
+        let own = Origin { begun_by: Some(status::user()), plan: None };
+        assert_eq!(store.find("m-1").expect("there").origin, own);
+    }
+
+    /// On whose behalf a job runs can be claimed by anyone: the user of the process stands behind it,
+    /// whatever the claim says.
+    #[test]
+    fn a_claim_does_not_hide_the_user() {
+        let as_user = format!(", as {}", status::user());
+        assert_eq!(on_behalf_of("token a (console)"), format!("token a (console){as_user}"));
+        for claim in ["token a (console), as nobody", &"x".repeat(10_000), "a\u{202e}\u{7}\u{200b}"] {
+            let by = on_behalf_of(claim);
+            assert!(by.ends_with(&as_user) && by.chars().count() <= 100 + as_user.len(), "{by}");
+            assert!(!by.contains(['\u{202e}', '\u{7}', '\u{200b}']), "{by:?}");
+        }
     }
 
     #[test]

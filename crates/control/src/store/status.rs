@@ -129,28 +129,43 @@ pub struct Status {
     pub origin: Origin,
 }
 
-/// Who had a job begun, where that is not the user of its process. It stays as it was when the job was
-/// written down first.
+/// Who had a job begun. It stays as it was when the job was written down first.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Origin {
-    /// In words: `token NAME (console)`.
+    /// In words: the user of its process, or on whose behalf that ran and the user: see [`on_behalf_of`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun_by: Option<String>,
-    /// The plan of which it is a part.
+    /// The plan of which it is a part, or the command: that is called as its first job is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
 }
 
-/// What tells a process on whose behalf it runs a job: in words, for people.
+/// What tells a process on whose behalf it runs a job: in words, for people. Anyone can set it, so it never
+/// stands alone: see [`on_behalf_of`].
 pub const BEGUN_BY: &str = "WHIMBREL_BEGUN_BY";
 
 /// The longest that is kept of it, in characters.
 const BEGUN_BY_MAX: usize = 100;
 
-/// On whose behalf this process runs jobs, where that was told.
-pub(super) fn begun_by() -> Option<String> {
-    let told = std::env::var(BEGUN_BY).ok().filter(|told| !told.is_empty())?;
-    Some(told.chars().filter(|c| !c.is_control() && !is_unseen(*c)).take(BEGUN_BY_MAX).collect())
+/// Who has jobs begun that this process runs: its user, and on whose behalf, where that was told.
+pub(super) fn begun_by() -> String {
+    match std::env::var(BEGUN_BY) {
+        Ok(told) if !told.is_empty() => on_behalf_of(&told),
+        _ => user(),
+    }
+}
+
+/// That this process runs a job on somebody's behalf: `token NAME (console), as root`. Anyone can claim the
+/// first part; the second is this process's user, and always the last.
+pub fn on_behalf_of(told: &str) -> String {
+    let seen = told.chars().filter(|c| !c.is_control() && !is_unseen(*c));
+    format!("{}, as {}", seen.take(BEGUN_BY_MAX).collect::<String>(), user())
+}
+
+/// The user of this process: the name, or the number of one that has none.
+pub(super) fn user() -> String {
+    let id = nix::unistd::geteuid();
+    nix::unistd::User::from_uid(id).ok().flatten().map_or_else(|| id.to_string(), |user| user.name)
 }
 
 /// What changes how text is shown, and is not seen itself: with it one name could look like another.
@@ -220,6 +235,11 @@ impl Status {
     /// Whether this is the job `name`, or how a run of it ended.
     pub fn is_run_of(&self, name: &str) -> bool {
         self.id == name || self.run_of() == Some(name)
+    }
+
+    /// Whether it waits for its turn, and nothing was done for it.
+    pub fn waits(&self) -> bool {
+        matches!(&*self.phase, "queued" | "connecting")
     }
 
     /// What people call it.

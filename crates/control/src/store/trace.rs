@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_core::units::format_duration_ms;
 use whimbrel_flow::budget::RatesNow;
 
-use super::status::Status;
+use super::status::{Status, user};
 
 /// Above this size the older half is forgotten, in bytes.
 const BYTES_MAX: u64 = 256 << 10;
@@ -37,7 +37,7 @@ pub struct Event {
 pub enum What {
     /// A process runs it, for the first time.
     Begun {
-        /// Whose: the user's name, or number.
+        /// Whose: the user's name, or number, behind on whose behalf that was, if any.
         by: String,
     },
     /// Another process goes on with it.
@@ -173,12 +173,6 @@ impl fmt::Display for HookEnd {
 
 /// Only one at a time may make the file shorter, or write while another does.
 static WRITING: Mutex<()> = Mutex::new(());
-
-/// The user of this process.
-pub(super) fn user() -> String {
-    let id = nix::unistd::geteuid();
-    nix::unistd::User::from_uid(id).ok().flatten().map_or_else(|| id.to_string(), |user| user.name)
-}
 
 /// What happened between two standings. `before` is `None` at the job's beginning.
 fn between(before: Option<&Status>, now: &Status) -> Vec<What> {

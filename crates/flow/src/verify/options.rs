@@ -166,8 +166,11 @@ pub struct VerifyProgress {
     pub rechecking: AtomicU64,
     /// Keys of the target that were looked for on the source.
     pub extra_checked: AtomicU64,
-    /// How many keys the source has in the databases in question; 0 until it is known.
+    /// How many keys the source has in the databases in question; 0 until it is known. Once all are compared,
+    /// how many that were.
     pub total_estimate: AtomicU64,
+    /// The same of the target, where its keys are looked for on the source; else 0.
+    pub extra_estimate: AtomicU64,
     /// Whether the journal's disk has room.
     pub disk: DiskFull,
 }

@@ -135,6 +135,15 @@ impl Run {
                 ));
             }
         }
+        if !stopped_early {
+            let progress = &run.progress;
+            for (all, done) in [
+                (&progress.total_estimate, &progress.compared),
+                (&progress.extra_estimate, &progress.extra_checked),
+            ] {
+                all.store(done.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
         let unsettled = if stopped_early { run.progress.rechecking.load(Ordering::Relaxed) } else { 0 };
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let report = run.ledger().report(unsettled, stopped_early, duration_ms);
@@ -148,11 +157,16 @@ impl Run {
     }
 
     async fn all(self: &Arc<Self>) -> Result<()> {
-        let mut total = 0;
-        for &(db, _) in &self.options.dbs {
+        let (mut total, mut extra) = (0, 0);
+        for &(db, target_db) in &self.options.dbs {
             total += dbsize(&self.source, db, self.options.from_replica, self.options.retry).await?;
+            if self.options.check_extra {
+                // Nothing depends on it but what is shown.
+                extra += dbsize(&self.target, target_db, false, self.options.retry).await.unwrap_or(0);
+            }
         }
         self.progress.total_estimate.store(total, Ordering::Relaxed);
+        self.progress.extra_estimate.store(extra, Ordering::Relaxed);
         if self.options.depth == Depth::Counts {
             for index in 0..self.options.dbs.len() {
                 self.compare_counts(index).await?;

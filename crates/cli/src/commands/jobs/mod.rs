@@ -73,16 +73,23 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
             }
             Ok(Exit::Success)
         }
-        JobsCommand::Pause { job } => steer(&jobs, &jobs.find(job)?, Request::Pause, as_json).await,
-        JobsCommand::Set { job, rates } => {
-            let request = Request::Set(rates.iter().copied().fold(RateChange::default(), RateChange::and));
-            steer(&jobs, &jobs.find(job)?, request, as_json).await
+        JobsCommand::Pause { which } => {
+            steer(&jobs, &Chosen::find(&jobs, &which.job, which.all)?, Request::Pause, as_json).await
         }
-        JobsCommand::Cancel { job, access } => cancel(&jobs, &jobs.find(job)?, access, as_json).await,
-        JobsCommand::Resume { job, access, hooks } => {
+        JobsCommand::Set { which, rates } => {
+            let request = Request::Set(rates.iter().copied().fold(RateChange::default(), RateChange::and));
+            steer(&jobs, &Chosen::find(&jobs, &which.job, which.all)?, request, as_json).await
+        }
+        JobsCommand::Cancel { which, access } => {
+            cancel(&jobs, &Chosen::find(&jobs, &which.job, which.all)?, access, as_json).await
+        }
+        JobsCommand::Resume { job, all, access, hooks } => {
             let hooks = hooks.settings(Kind::Move)?;
-            let entries = match job {
-                Some(job) => vec![jobs.find(job)?],
+            let chosen = job.as_ref().map(|job| Chosen::find(&jobs, job, *all)).transpose()?;
+            let entries: Vec<Entry> = match &chosen {
+                Some(chosen) if chosen.job.running => vec![chosen.job.clone()],
+                // What runs goes on by itself.
+                Some(chosen) => chosen.entries().filter(|entry| !entry.running).cloned().collect(),
                 None => {
                     let waits = |e: &Entry| e.is_interrupted() && e.status.kind == Kind::Move;
                     jobs.store.list()?.into_iter().filter(waits).collect()
@@ -92,21 +99,63 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                 print(as_json, "nothing", "no move of slots waits to be resumed");
                 return Ok(Exit::Success);
             }
-            if let ([entry], true) = (&entries[..], job.is_some())
-                && entry.running
-            {
+            if let Some(chosen) = chosen.as_ref().filter(|chosen| chosen.job.running) {
                 if !hooks.hooks.is_empty() {
                     let what = "a job that runs has the hooks that it was begun with";
                     return Err(
                         Error::options(Side::Own, "resume the job", what).with_remedy("leave out --on")
                     );
                 }
-                return steer(&jobs, entry, Request::Resume, as_json).await;
+                return steer(&jobs, chosen, Request::Resume, as_json).await;
             }
             if let Some(entry) = entries.iter().find(|entry| entry.status.kind != Kind::Move) {
                 return Err(goes_on_by_itself(entry, named));
             }
+            if let Some(chosen) = &chosen {
+                chosen.show_others(&jobs, chosen.others.clone(), as_json).await;
+            }
             resume(&jobs.store, &entries, (access, &hooks), as_json, stop).await
+        }
+    }
+}
+
+/// A job that was named, and the others of its command that have not ended.
+struct Chosen {
+    job: Entry,
+    others: Vec<Entry>,
+    /// Whether the others are meant as well.
+    all: bool,
+}
+
+impl Chosen {
+    fn find(jobs: &Jobs, name: &str, all: bool) -> Result<Chosen> {
+        let job = jobs.find(name)?;
+        Ok(Chosen { others: jobs.beside(&job.status)?, job, all })
+    }
+
+    /// Those that are meant: those that wait for their turn come first.
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let others = self.others.iter().filter(|_| self.all);
+        let (first, last) =
+            if self.job.status.waits() { (Some(&self.job), None) } else { (None, Some(&self.job)) };
+        first.into_iter().chain(others).chain(last)
+    }
+
+    /// Says which of the others go on, where they were not meant.
+    async fn show_others(&self, jobs: &Jobs, left: Vec<Entry>, as_json: bool) {
+        if self.all || left.is_empty() {
+            return;
+        }
+        let left = jobs.as_they_are(left).await;
+        let each = |seen: &Seen| format!("{} ({})", seen.entry.status.label(), seen.state_in_words());
+        let names = left.iter().map(each).collect::<Vec<_>>().join(", ");
+        let others = format_count_of(left.len() as u64, "other job");
+        let text = format!("{others} of the same command: {names}; --all means them as well");
+        if as_json {
+            let ids: Vec<&String> = left.iter().map(|seen| &seen.entry.status.id).collect();
+            out!("{}", json!({"event": "others", "jobs": ids, "text": text}));
+        } else {
+            eprintln!("note     {text}");
         }
     }
 }
@@ -149,6 +198,17 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         }
         return;
     }
+    table(jobs).lines(Screen::of_stdout()).iter().for_each(|line| out!("{line}"));
+    for status in jobs.iter().filter(|seen| seen.is_elsewhere).map(|seen| &seen.entry.status) {
+        out!("{}: {}", status.id, status.message);
+    }
+    for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| entry.is_interrupted()) {
+        print_resume(entry, folder);
+    }
+}
+
+/// A row for each job, and a line below it where that has no room for both sides.
+fn table(jobs: &[Seen]) -> Table {
     let head = [
         text("JOB", 0),
         text("KIND", 2),
@@ -160,8 +220,9 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         text("ENDED", 6),
         text("CLUSTER", 7),
         text("METHOD", 8),
+        text("BEGUN BY", 9),
     ];
-    let mut table = Table::new(&head, 2);
+    let mut table = Table::new(&head, 4).with_line_below();
     for seen in jobs {
         let status = &seen.entry.status;
         let slots = match status.kind {
@@ -179,15 +240,10 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
             status.ended_at().unwrap_or_default(),
             status.cluster.clone(),
             status.method.clone(),
+            status.origin.begun_by.clone().unwrap_or_default(),
         ]);
     }
-    table.lines(Screen::of_stdout()).iter().for_each(|line| out!("{line}"));
-    for status in jobs.iter().filter(|seen| seen.is_elsewhere).map(|seen| &seen.entry.status) {
-        out!("{}: {}", status.id, status.message);
-    }
-    for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| entry.is_interrupted()) {
-        print_resume(entry, folder);
-    }
+    table
 }
 
 /// What goes on with an interrupted job.
@@ -219,6 +275,9 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         out!("         {}", status.message);
     }
     out!("started  {}", format_time(status.created_s));
+    if let Some(by) = &status.origin.begun_by {
+        out!("begun by {by}");
+    }
     if let Some(ended) = status.ended_at() {
         out!("ended    {ended}");
     }
@@ -257,35 +316,70 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
     }
 }
 
-/// Has a job that runs move its keys faster or slower, or not at all.
-async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> Result<Exit> {
-    let id = &entry.status.id;
+/// Has jobs that run move their keys faster or slower, or not at all.
+async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> Result<Exit> {
+    let Status { id, ended, .. } = &named.job.status;
     let (verb, event) = match request {
         Request::Pause => ("pause", "paused"),
         Request::Resume => ("resume", "resumed"),
         _ => ("set the rates of", "set"),
     };
-    if !entry.running {
-        let state = if entry.status.ended { "has ended" } else { "does not run: it was interrupted" };
+    if !named.job.running {
+        let state = if *ended { "has ended" } else { "does not run: it was interrupted" };
         let error = Error::options(Side::Own, format!("{verb} job {id}"), format!("job {id} {state}"));
         return Err(error.with_remedy("see `whimbrel jobs list`"));
     }
-    let answer = service::ask(&jobs.store, id, request, verb).await?;
-    // A front has no rates.
-    let now = serde_json::from_value::<RatesNow>(answer).unwrap_or_default();
-    if as_json {
-        out!("{}", json!({"event": event, "job": id, "rates": now}));
-    } else if event == "set" {
-        out!("job {}: {now}", entry.status.label());
-    } else {
-        out!("job {} is {event}", entry.status.label());
+    for Entry { status, .. } in named.entries().filter(|entry| entry.running) {
+        let (id, label) = (&status.id, status.label());
+        let answer = service::ask(&jobs.store, id, request.clone(), verb).await?;
+        // A front has no rates.
+        let now = serde_json::from_value::<RatesNow>(answer).unwrap_or_default();
+        match event {
+            _ if as_json => out!("{}", json!({"event": event, "job": id, "rates": now})),
+            "set" => out!("job {label}: {now}"),
+            _ => out!("job {label} is {event}"),
+        }
     }
+    named.show_others(jobs, named.others.clone(), as_json).await;
     Ok(Exit::Success)
 }
 
-async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
+/// Ends jobs for good. All are asked before any is waited for: none is to begin when another one ends.
+async fn cancel(jobs: &Jobs, named: &Chosen, access: &JobAccess, as_json: bool) -> Result<Exit> {
+    let mut asked = Vec::new();
+    for entry in named.entries() {
+        asked.push((entry, jobs.cancel(entry).await?));
+    }
+    let mut exit = Exit::Success;
+    for (entry, answer) in asked {
+        let ended = cancelled(jobs, entry, answer, access, as_json).await?;
+        exit = if ended == Exit::Success { exit } else { ended };
+    }
+    let left = jobs.left_of(&named.others).await?;
+    for other in named.others.iter().filter(|_| !named.all) {
+        if jobs.now_of(&other.status).is_none() {
+            let id = other.status.label();
+            print(
+                as_json,
+                "given-up",
+                &format!("job {id} waited behind it, and was given up: nothing moved"),
+            );
+        }
+    }
+    named.show_others(jobs, left, as_json).await;
+    Ok(exit)
+}
+
+/// Waits until a job has ended that was to be cancelled, and says how it did.
+async fn cancelled(
+    jobs: &Jobs,
+    entry: &Entry,
+    answer: CancelAnswer,
+    access: &JobAccess,
+    as_json: bool,
+) -> Result<Exit> {
     let (id, Status { kind, phase, .. }) = (entry.status.label(), &entry.status);
-    match jobs.cancel(entry).await? {
+    match answer {
         CancelAnswer::HasEnded => print(as_json, "nothing", &format!("job {id} has ended already: {phase}")),
         CancelAnswer::NeedsCluster => return cancel_here(&jobs.store, entry, access, as_json).await,
         CancelAnswer::Discarded => {
@@ -293,7 +387,7 @@ async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -
             print(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
         }
         CancelAnswer::Asked => {
-            print(as_json, "asked", &format!("job {id} has been asked to end"));
+            print(as_json, "asked", &format!("job {id}: its process was told to end it; waiting for that"));
             match jobs.until_cancelled(entry).await? {
                 Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
                 Some(now) => {
@@ -301,9 +395,9 @@ async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -
                     print(as_json, "cancelled", &format!("job {id}: {phase}"));
                 }
                 None => {
-                    let what = "the process that runs it has not ended it yet; it has been asked to";
+                    let what = "the process that runs it was told to end it, and has not done so yet";
                     let error = Error::own(format!("cancel job {id}"), what);
-                    return Err(error.with_remedy("see `whimbrel jobs show`"));
+                    return Err(error.with_remedy(format!("see whether it ends: whimbrel jobs show {id}")));
                 }
             }
         }
@@ -342,7 +436,7 @@ fn print_too_late(status: &Status, as_json: bool) {
     let id = status.label();
     let what = match status.kind {
         Kind::Move => "all of its slots were behind the fence already, so it was finished",
-        _ => "it had just come to its end",
+        _ => "it had just ended",
     };
     print(as_json, "too-late", &format!("job {id} could not be cancelled any more: {what}"));
 }
@@ -389,4 +483,33 @@ async fn resume(
         }
     }
     Ok(exit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However narrow the terminal, who moves what where is seen.
+    #[test]
+    fn both_sides_of_a_job_are_seen_at_every_width() {
+        let status = Status {
+            id: "verify-2c0d219dd213e594-6b081b5e".to_owned(),
+            kind: Kind::Verify,
+            source: "10.20.30.40:6379".to_owned(),
+            target: "cache-1.example.net:6379".to_owned(),
+            phase: "comparing".to_owned(),
+            ..Status::default()
+        };
+        let seen = Seen { entry: Entry { status, running: false }, answers: true, is_elsewhere: false };
+        for width in [50, 80, 120, 200] {
+            let lines = table(std::slice::from_ref(&seen)).lines(Screen { width, colour: false });
+            let text = lines.join("\n");
+            for expected in ["verify-2c0d219dd213e594-6b081b5e", "interrupted", "10.20.30.40:6379 -> cache-1"]
+            {
+                assert!(text.contains(expected), "no {expected} at {width}:\n{text}");
+            }
+            assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}:\n{text}");
+            assert_eq!(lines.len(), if width < 120 { 4 } else { 2 }, "{width}:\n{text}");
+        }
+    }
 }

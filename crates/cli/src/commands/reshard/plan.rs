@@ -9,6 +9,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 
 use crate::settings::args::{MethodChoice, MovingArgs, VerifyChoice};
+use crate::ui::display::{show_times, times_json};
 
 /// How many ranges of slots are shown for each move.
 const RANGES_SHOWN: usize = 6;
@@ -94,6 +95,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 "round_trip_us": u64::try_from(plan.need.round_trip.as_micros()).unwrap_or(u64::MAX),
                 "batches": plan.rows.iter().map(|row| row.batches).sum::<usize>(),
                 "empty_primaries": plan.empty, "without_replicas": plan.without_replicas,
+                "times": times_json(moving.between),
             })
         );
         return;
@@ -154,6 +156,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
         eprintln!("note     {node} has no replica: what moves there is lost when it fails");
     }
     eprintln!("time     about {} without load", format_duration_ms(plan.estimate_ms()));
+    show_times(moving.between);
     if moving.dry_run {
         eprintln!("dry run: nothing was changed");
     }

@@ -12,7 +12,7 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_flow::journal::disk_full_words;
 
 use crate::settings::args::Show;
-use crate::ui::display::{eta, paused};
+use crate::ui::display::{eta, left_at, paused};
 use whimbrel_terminal::progress::{Display, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 
@@ -57,9 +57,11 @@ fn lines(jobs: &mut [Shown], started: Instant) -> Lines {
         let progress = &job.view.progress;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let keys = progress.keys();
+        let speed = job.speed.of(keys.0, load(&progress.moved.bytes));
         let now = Now {
             summary: job.view.summary(),
-            speed: job.speed.of(keys.0, load(&progress.moved.bytes)),
+            left_ms: left_at(&progress.rates, left_ms(keys, &speed)),
+            speed,
             keys,
             keys_sent: load(&progress.moved.keys),
             bytes: load(&progress.moved.bytes),
@@ -90,6 +92,8 @@ struct Now {
     /// Of a job that whimbrel carries out by itself.
     summary: Option<Summary>,
     speed: SpeedNow,
+    /// How long it takes, as far as that can be told.
+    left_ms: Option<u64>,
     /// At the target, and all; 0 where nobody counted.
     keys: (u64, u64),
     /// Repetitions included.
@@ -103,6 +107,10 @@ struct Now {
     paused: Option<String>,
 }
 
+fn left_ms((done, total): (u64, u64), speed: &SpeedNow) -> Option<u64> {
+    (done < total).then(|| speed.left_ms(total - done)).flatten()
+}
+
 impl Now {
     /// The share of keys at the target. All of it is not said before the last slot is.
     fn percent(&self) -> Option<u64> {
@@ -114,11 +122,6 @@ impl Now {
             .map(|percent| percent.min(most))
     }
 
-    fn left_ms(&self) -> Option<u64> {
-        let (done, total) = self.keys;
-        (done < total).then(|| self.speed.left_ms(total - done)).flatten()
-    }
-
     fn row(&self, between: &str, words: &str) -> Vec<Cell> {
         let (done, total) = self.keys;
         let percent = self.percent();
@@ -126,7 +129,7 @@ impl Now {
         let mut row = vec![
             cell(6, percent.map_or_else(String::new, bar)),
             cell(0, percent.map_or_else(String::new, |percent| format!("{percent:>2} %"))),
-            cell(3, known(eta(self.left_ms()))),
+            cell(3, known(eta(self.left_ms))),
             cell(4, known(format!("{} keys/s", format_count(self.speed.keys as u64)))),
             cell(1, self.summary.as_ref().map_or(words, |summary| summary.phase)),
             cell(1, self.disk_full_ms.map_or_else(String::new, disk_full_words)),
@@ -152,7 +155,7 @@ impl Now {
         let (done, total) = self.keys;
         let mut value = json!({
             "job": id, "keys_moved": done, "keys_total": total, "percent": self.percent(),
-            "keys_per_second": self.speed.keys as u64, "eta_ms": self.left_ms(),
+            "keys_per_second": self.speed.keys as u64, "eta_ms": self.left_ms,
             "disk_full_ms": self.disk_full_ms,
         });
         let more = match &self.summary {
@@ -189,11 +192,14 @@ mod tests {
     use std::time::Duration;
 
     use whimbrel_core::migration::Work;
+    use whimbrel_flow::budget::Rates;
 
     use super::*;
     use whimbrel_terminal::row::{fitted, whole};
 
     fn now(done: u64, speed: f64) -> Now {
+        let elapsed_ms = Duration::from_secs(9).as_millis() as u64;
+        let (keys, speed) = ((done, 1_000_000), SpeedNow { elapsed_ms, keys: speed, bytes: 0.0 });
         Now {
             summary: Some(Summary {
                 phase: "streaming",
@@ -208,12 +214,9 @@ mod tests {
                 work: Work { pauses: 1, longest_pause_ms: 31, ..Work::default() },
                 reason: None,
             }),
-            speed: SpeedNow {
-                elapsed_ms: Duration::from_secs(9).as_millis() as u64,
-                keys: speed,
-                bytes: 0.0,
-            },
-            keys: (done, 1_000_000),
+            left_ms: left_ms(keys, &speed),
+            speed,
+            keys,
             keys_sent: done,
             bytes: 12 << 20,
             touched: 5,
@@ -245,7 +248,12 @@ mod tests {
     #[test]
     fn what_is_not_known_is_not_said() {
         assert_eq!(now(1_000_000, 0.0).percent(), Some(99));
-        assert_eq!(now(500_000, 0.0).left_ms(), None);
+        assert_eq!(now(500_000, 0.0).left_ms, None);
+        // Outside of its window it moves nothing, however fast it was a moment ago.
+        let closed = Rates::default();
+        closed.pause(true);
+        let fast = now(500_000, 1_000.0);
+        assert_eq!((fast.left_ms, left_at(&closed, fast.left_ms)), (Some(500_000), None));
         let row = Now { summary: None, keys: (0, 0), ..now(0, 0.0) }.row("a -> b", "replicating");
         assert_eq!(whole(&row), "replicating  a -> b");
     }

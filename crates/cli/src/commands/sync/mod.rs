@@ -34,7 +34,7 @@ use crate::commands::losses::{self, Overwriting};
 use crate::commands::words;
 use crate::exit::Exit;
 use crate::settings::args::{FeedChoice, SyncArgs};
-use crate::ui::display::{eta, paused};
+use crate::ui::display::{eta, left_at, paused, show_times, times_json};
 use whimbrel_control::private::job_dir;
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
@@ -87,7 +87,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         show_plan(args, &name, &plan);
     }
     let loses = args.mirror && !resumes && plan.holds_keys();
-    let become_what = "replaced, or removed where the source has no such key";
+    let become_what = "made equal to the source's, or removed where the source has no such key";
     let (plan, show) = (&plan, &args.show);
     let losses = Overwriting { source: &source, target: &target, plan, options: &options, become_what, show };
     if args.dry_run {
@@ -437,7 +437,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
         out!(
             "{}",
             json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror,
-                "plan": plan})
+                "plan": plan, "times": times_json(args.limits.between)})
         );
         return;
     }
@@ -445,6 +445,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     if args.mirror && plan.dbs.iter().any(|db| db.target_keys > 0) {
         eprintln!("mirror   keys that only the target has are removed, those that differ are replaced");
     }
+    show_times(args.limits.between);
     eprintln!("sync     {name}");
 }
 
@@ -465,7 +466,8 @@ fn display(form: Form, status: Arc<SyncStatus>, rates: Rates) -> Display {
             _ => None,
         };
         let speed = speed.of(counts.written, counts.bytes_written);
-        let mut row = row(&shown, &speed);
+        let left = left_at(&rates, speed.left_ms(counts.keys_total.saturating_sub(counts.written)));
+        let mut row = row(&shown, &speed, left);
         row.extend(paused(&rates).map(|words| cell(0, words)));
         let rows = vec![row];
         let json =
@@ -474,7 +476,7 @@ fn display(form: Form, status: Arc<SyncStatus>, rates: Rates) -> Display {
     })
 }
 
-fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
+fn row(shown: &SyncShown, speed: &SpeedNow, left_ms: Option<u64>) -> Vec<Cell> {
     let c = &shown.counts;
     let sum = |of: fn(&sync::SourceShown) -> u64| shown.sources.iter().map(of).sum::<u64>();
     let mut row = vec![cell(8, format_duration_ms(speed.elapsed_ms))];
@@ -493,7 +495,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
         SyncPhase::Attaching => row.push(cell(0, "attaching feeds")),
         SyncPhase::Snapshotting => row.extend([
             cell(0, "snapshot"),
-            cell(2, eta(speed.left_ms(c.keys_total.saturating_sub(c.written)))),
+            cell(2, eta(left_ms)),
             rate(),
             cell(4, format!("{} of {} keys", format_count(c.written), format_count(c.keys_total))),
             cell(5, format_bytes(c.bytes_written)),

@@ -385,8 +385,8 @@ pub enum JobsCommand {
     /// End a job for good, whether it runs or not. A move of slots is rolled back, as far as it is not fenced
     /// yet; what a copy or a sync has written stays
     Cancel {
-        /// Its name
-        job: String,
+        #[command(flatten)]
+        which: JobNamed,
         #[command(flatten)]
         access: JobAccess,
     },
@@ -414,15 +414,16 @@ pub enum JobsCommand {
     /// Have a job that runs move no more keys until it is resumed. Changes of a source are followed on,
     /// clients of a front are served, and a handover that has begun is finished
     Pause {
-        /// Its name
-        job: String,
+        #[command(flatten)]
+        which: JobNamed,
     },
     /// Have a job that runs move its keys faster or slower, at once and until it ends
     Set {
-        /// Its name
-        job: String,
+        #[command(flatten)]
+        which: JobNamed,
         /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, max-load=PERCENT: at most
-        /// that, or none; between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a sync
+        /// that, or none; between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a
+        /// sync
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,
     },
@@ -431,6 +432,9 @@ pub enum JobsCommand {
     Resume {
         /// Its name; all that are unfinished where none is given
         job: Option<String>,
+        /// The other jobs of the same command as well
+        #[arg(long, requires = "job")]
+        all: bool,
         #[command(flatten)]
         access: JobAccess,
         #[command(flatten)]
@@ -438,6 +442,17 @@ pub enum JobsCommand {
     },
     /// Forget jobs that have ended
     Clean,
+}
+
+/// A job, or all jobs of a command that makes several moves of slots.
+#[derive(Debug, Args)]
+pub struct JobNamed {
+    /// Its name
+    pub job: String,
+
+    /// The other jobs of the same command as well
+    #[arg(long)]
+    pub all: bool,
 }
 
 /// How to reach the cluster of a job: an address without credentials is written down with it.
@@ -465,6 +480,7 @@ Examples:
   whimbrel jobs pause m6740f2a1-1f-0
   whimbrel jobs report copy-2a7c --html copy.html           what is handed on
   whimbrel jobs cancel m6740f2a1-1f-0
+  whimbrel jobs cancel nightly --all                        all moves of one drain
 
 A job that is `suspended`, or that was killed, has not ended: resume it, or cancel it. Slots that were
 handed over before stay where they are. How jobs ended is kept for 30 days.")]
