@@ -32,7 +32,7 @@ use crate::store::{Entry, Journal, Kind, Origin, Status, Store};
 
 use self::plain::Ended;
 pub use self::plain::{Fallback, PlainRecord};
-pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, cut_into_batches};
+pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, check_legacy, cut_into_batches};
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;

@@ -183,6 +183,10 @@ fn of_moves_of_slots(engine: Engine) {
         deny(cluster.nodes(), &[&format!("-{right}")]);
         refuse(&move_ten);
     }
+    for right in ["cluster|setslot", "cluster|getkeysinslot", "migrate", "restore-asking", "dump"] {
+        deny(cluster.nodes(), &[&format!("-{right}")]);
+        refuse(&["reshard", &seed, "--slots", "0-9", "--to", second, "--method", "legacy"]);
+    }
     deny(cluster.nodes(), &[]);
     cluster.nodes()[1].call(&["CLUSTER", "SETSLOT", "5", "IMPORTING", first]);
     refuse(&move_ten);

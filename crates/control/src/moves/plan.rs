@@ -99,6 +99,9 @@ impl Plan {
                     need = cut.need;
                 }
             }
+            if method == Method::Legacy && !by_daemon {
+                service::check_legacy(deployment, m).await?;
+            }
             if native_stall_ms.is_some() && !by_daemon {
                 // What takes its place is possible, or this says why not.
                 let keys_of = |slot| situation.keys_of(&m.source, slot);

@@ -106,6 +106,16 @@ pub struct Cut {
     pub max_pause_ms: u64,
 }
 
+/// Finds out whether the slots of one move may go the classic way.
+///
+/// # Errors
+/// As [`Handover::open`] and [`Handover::check_legacy_permissions`].
+pub async fn check_legacy(deployment: &Deployment, planned: &Move) -> Result<()> {
+    let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
+    let (source, target) = (planned.source.clone(), planned.target.clone());
+    Handover::open_with(deployment, source, target, options).await?.check_legacy_permissions().await
+}
+
 /// How the slots of one move are cut, and what pause that needs.
 ///
 /// # Errors

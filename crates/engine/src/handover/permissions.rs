@@ -48,6 +48,19 @@ const TARGET: [Command; 4] = [
 /// Where the source learns of its loss by gossip.
 const BUMP: Command = &[b"CLUSTER", b"BUMPEPOCH"];
 
+/// What the classic way needs, on both nodes and on each.
+const LEGACY: [Command; 5] = [
+    &[b"CLUSTER", b"NODES"],
+    &[b"CLUSTER", b"SETSLOT", b"99999", b"STABLE"],
+    &[b"CLUSTER", b"COUNTKEYSINSLOT", b"99999"],
+    &[b"CLUSTER", b"GETKEYSINSLOT", b"99999", b"1"],
+    &[b"DUMP", PROBE_KEY],
+];
+const LEGACY_SOURCE: [Command; 1] = [&[b"MIGRATE", b"", b"0", PROBE_KEY, b"0", b"1"]];
+/// What the source asks of it, as the same user.
+const LEGACY_TARGET: [Command; 3] =
+    [&[b"RESTORE-ASKING", PROBE_KEY, b"0", b"-"], &[b"SELECT", b"0"], &[b"ASKING"]];
+
 /// Outside of a transaction, where they are refused for just that.
 const OF_TRANSACTIONS: [Command; 2] = [&[b"EXEC"], &[b"DISCARD"]];
 
@@ -64,6 +77,19 @@ impl Handover {
             let bump = [&BUMP].into_iter().filter(|_| bumps);
             let needed = BOTH.iter().chain(own).chain(ranges).chain(bump).copied().collect();
             check(peer, needed).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Handover {
+    /// As [`Handover::check_permissions`], for slots that move the classic way.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn check_legacy_permissions(&mut self) -> Result<()> {
+        for (peer, own) in [(&mut self.source, &LEGACY_SOURCE[..]), (&mut self.target, &LEGACY_TARGET[..])] {
+            check(peer, LEGACY.iter().chain(own).copied().collect()).await?;
         }
         Ok(())
     }
