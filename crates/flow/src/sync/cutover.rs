@@ -33,6 +33,9 @@ use crate::copy;
 use crate::pipeline::Shared;
 use crate::verify::Settle;
 
+/// For how long rounds go on before it is measured what one of them takes.
+const DRAIN_FOR: Duration = Duration::from_secs(5);
+
 /// How often slots are repaired before a cutover gives up on them.
 const REPAIRS_MAX: u32 = 20;
 
@@ -76,7 +79,8 @@ impl Syncer {
         let streams = self.streams_with_groups().await?;
         let sample = self.sample(options.compare).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
-        self.drain().await?;
+        let until = Instant::now() + DRAIN_FOR;
+        self.drain_while(|| Instant::now() < until && !withdrawn.is_cancelled()).await?;
         is_wanted(withdrawn)?;
         // Most of them arrive now: under the pause there are only those that are new.
         self.carry_consumers(&streams).await?;

@@ -506,8 +506,14 @@ impl Syncer {
 
     /// Transfers what is touched, as long as that makes it less.
     pub(super) async fn drain(&mut self) -> Result<()> {
+        self.drain_while(|| true).await
+    }
+
+    /// As [`Syncer::drain`], while this holds between two rounds: a large value that is written all the time
+    /// is never done.
+    pub(super) async fn drain_while(&mut self, goes_on: impl Fn() -> bool) -> Result<()> {
         for _ in 0..ROUNDS_MAX {
-            if self.rounds().await? != Round::Part {
+            if self.rounds().await? != Round::Part || !goes_on() {
                 break;
             }
         }
