@@ -209,8 +209,10 @@ impl MetricsSource for Current {
         let broken = broken.map(|(address, why)| format!("no link to {address}: {why}"));
         let trouble = broken.or_else(|| shown.silences().next().map(nothing_heard));
         match (shown.phase, trouble) {
-            (SyncPhase::CutOver, _) | (SyncPhase::Following | SyncPhase::CuttingOver, None) => Ok(()),
-            (SyncPhase::Following | SyncPhase::CuttingOver, Some(trouble)) => Err(trouble),
+            (SyncPhase::CutOver, _) => Ok(()),
+            (SyncPhase::Following | SyncPhase::Rehearsing | SyncPhase::CuttingOver, trouble) => {
+                trouble.map_or(Ok(()), Err)
+            }
             (phase, _) => Err(format!("it does not follow yet: {phase}")),
         }
     }

@@ -61,7 +61,7 @@ impl Syncer {
                 break;
             }
         }
-        self.status.phase(SyncPhase::CuttingOver);
+        self.status.phase(SyncPhase::of_cutover(options.dry_run));
         self.check(options)?;
         let source = self.shared.source.clone();
         if let Some(left) = &self.state.cut_over {

@@ -303,7 +303,7 @@ impl Syncer {
     /// Where nobody knows which side counts: nothing may be transferred any more.
     async fn answer(&mut self, ask: Ask) -> Result<Option<TakenOver>> {
         let Ask { options, withdrawn, beginning, answer } = ask;
-        self.status.phase(SyncPhase::CuttingOver);
+        self.status.phase(SyncPhase::of_cutover(options.dry_run));
         let outcome = self.cutover(&options, &withdrawn, &beginning).await;
         match &outcome {
             Ok(report) => tracing::info!(

@@ -28,6 +28,8 @@ pub enum SyncPhase {
     Following,
     /// Slots that moved, or whose changes may have been missed, are gone through again.
     Reconciling,
+    /// It is tried what a cutover would do; nothing is paused.
+    Rehearsing,
     /// Writers of the source are held for the change to the target.
     CuttingOver,
     /// The target is the one that counts.
@@ -37,12 +39,18 @@ pub enum SyncPhase {
 }
 
 impl SyncPhase {
+    /// Of a cutover, or of what only tries it.
+    pub(super) fn of_cutover(dry_run: bool) -> SyncPhase {
+        if dry_run { SyncPhase::Rehearsing } else { SyncPhase::CuttingOver }
+    }
+
     /// All of them.
-    pub const ALL: [SyncPhase; 7] = [
+    pub const ALL: [SyncPhase; 8] = [
         SyncPhase::Attaching,
         SyncPhase::Snapshotting,
         SyncPhase::Following,
         SyncPhase::Reconciling,
+        SyncPhase::Rehearsing,
         SyncPhase::CuttingOver,
         SyncPhase::CutOver,
         SyncPhase::Stopped,
@@ -56,6 +64,7 @@ impl fmt::Display for SyncPhase {
             SyncPhase::Snapshotting => "snapshotting",
             SyncPhase::Following => "following",
             SyncPhase::Reconciling => "reconciling",
+            SyncPhase::Rehearsing => "rehearsing",
             SyncPhase::CuttingOver => "cutting-over",
             SyncPhase::CutOver => "cut-over",
             SyncPhase::Stopped => "stopped",

@@ -511,6 +511,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow, left_ms: Option<u64>) -> Vec<Cell> {
             cell(0, "going through slots again whose changes may have been missed"),
             cell(4, format!("{} compared", format_count_of(c.compared, "key"))),
         ]),
+        SyncPhase::Rehearsing => row.push(cell(0, "rehearsing a cutover")),
         SyncPhase::CuttingOver => {
             row.push(cell(0, "cutting over"));
             if let Some(external) = &shown.external {
