@@ -37,7 +37,7 @@ const fn may(name: &'static str, schema: &'static str) -> Field {
 
 const TEXT: &str = r#"{"type": "string"}"#;
 const FLAG: &str = r#"{"type": "boolean"}"#;
-const COUNT: &str = r#"{"type": "integer", "minimum": 0, "maximum": 9007199254740991}"#;
+const COUNT: &str = r#"{"type": "integer", "minimum": 1, "maximum": 9007199254740991}"#;
 const BOUND: &str = r#"{"type": ["integer", "null"], "minimum": 0, "maximum": 9007199254740991}"#;
 const MAYBE_TEXT: &str = r#"{"type": ["string", "null"]}"#;
 

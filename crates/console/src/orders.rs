@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use whimbrel_control::cutovers::compared;
@@ -43,9 +44,13 @@ pub struct RatesWanted {
     max_latency_ms: Option<Option<u64>>,
 }
 
-/// What is there is `Some`, also where it is `null`.
+/// What is there is `Some`, also where it is `null`. Who writes 0 means to stop the job, and not to take its
+/// bound away.
 fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {
-    Option::<u64>::deserialize(from).map(Some)
+    match Option::deserialize(from)? {
+        Some(0) => Err(D::Error::custom("0 is no rate: null takes a bound away, and a pause stops the job")),
+        given => Ok(Some(given)),
+    }
 }
 
 impl RatesWanted {
@@ -338,7 +343,9 @@ mod tests {
         let set = change(r#"{"rate_keys": 100, "rate_bytes": null}"#).expect("rates");
         assert_eq!((set.keys, set.bytes, set.max_latency_ms), (Some(100), Some(0), None));
         assert_eq!(change("{}").expect("rates"), RateChange::default());
-        for wrong in [r#"{"rate": 1}"#, r#"{"rate_keys": -1}"#, r#"{"rate_keys": "many"}"#, "7"] {
+        for wrong in
+            [r#"{"rate": 1}"#, r#"{"rate_keys": -1}"#, r#"{"rate_keys": 0}"#, r#"{"rate_keys": "many"}"#, "7"]
+        {
             assert!(change(wrong).is_err(), "{wrong}");
         }
     }
