@@ -137,6 +137,8 @@ struct Made {
 #[derive(Debug, Default)]
 pub struct Plans {
     made: Mutex<(u64, VecDeque<Made>)>,
+    /// Those that were approved lately, with their jobs: the answer may have been lost.
+    approved: Mutex<VecDeque<(String, Vec<String>)>>,
 }
 
 impl Plans {
@@ -168,13 +170,34 @@ impl Plans {
     pub(crate) async fn approve(&self, mover: Arc<Mover>, id: &str, who: &str) -> Answer<Value> {
         // Taken out while it is carried out: nobody approves it twice.
         let Some(made) = self.take(id) else {
-            return Err(outdated("there is no such plan, or it is too old"));
+            return Err(self.not_there(id));
         };
-        let carried_out = carry_out(&mover, &made, who).await;
-        if carried_out.is_err() {
-            self.put_back(made);
+        match carry_out(&mover, &made, who).await {
+            Ok(jobs) => {
+                self.note_approved(id, &jobs);
+                Ok(json!({"jobs": jobs}))
+            }
+            Err(e) => {
+                self.put_back(made);
+                Err(e)
+            }
         }
-        Ok(json!({"jobs": carried_out?}))
+    }
+
+    fn note_approved(&self, id: &str, jobs: &[String]) {
+        let mut approved = self.approved.lock();
+        approved.push_front((id.to_owned(), jobs.to_vec()));
+        approved.truncate(PLANS_MAX);
+    }
+
+    /// Why a plan cannot be approved.
+    fn not_there(&self, id: &str) -> Failure {
+        let approved = self.approved.lock();
+        match approved.iter().find(|(approved, _)| approved == id) {
+            Some((_, jobs)) => Failure::conflict("this plan was approved already")
+                .with_remedy(format!("see its jobs: {}", jobs.join(", "))),
+            None => outdated("there is no such plan, or it is too old"),
+        }
     }
 
     /// Takes a plan out, unless it is too old.
@@ -333,6 +356,13 @@ mod tests {
         let id = plans.keep(&[]);
         let made = plans.take(&id).expect("there");
         assert!(plans.take(&id).is_none(), "it is approved once at a time");
+        plans.note_approved(&id, &["m1-1".to_owned()]);
+        assert!(
+            format!("{:?}", plans.not_there(&id)).contains("approved already"),
+            "{:?}",
+            plans.not_there(&id)
+        );
+        assert!(format!("{:?}", plans.not_there("p0-0")).contains("no such plan"));
         plans.put_back(made);
         assert!(plans.take(&id).is_some());
     }
