@@ -367,7 +367,9 @@ fn status_now(record: &Record, view: &View) -> Status {
 /// The same with what changes while an effect is carried out.
 fn as_of_now(status: Status, progress: &JobProgress) -> Status {
     let message = Some(progress.waits_for()).filter(|what| !what.is_empty()).unwrap_or(status.message);
-    Status { keys_moved: progress.keys().0, rates: progress.rates.now(), message, ..status }
+    // What a batch that was rolled back had staged is not there any more.
+    let keys_moved = if status.ended { status.keys_moved } else { progress.keys().0 };
+    Status { keys_moved, rates: progress.rates.now(), message, ..status }
 }
 
 /// How a job stands, for others.
