@@ -23,7 +23,6 @@ use crate::behind;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::login::Token;
-use crate::paused::unless_paused;
 use crate::remedy::Remedy;
 use crate::tls;
 
@@ -437,25 +436,6 @@ impl Link {
     pub async fn call(&mut self, args: &[&[u8]]) -> Result<Value> {
         let reply = self.ask(args).await?;
         self.check(reply, args.first().copied().unwrap_or_default())
-    }
-
-    /// Tries a command that changes nothing, and returns what the server has against it.
-    ///
-    /// # Errors
-    /// As [`Link::ask`]; `Paused` where the command could write, and somebody has paused the server's
-    /// clients.
-    pub async fn try_out(&mut self, args: &[&[u8]]) -> Result<Option<ServerError>> {
-        let reply = unless_paused(self, async |link| link.ask(args).await).await?;
-        Ok(ServerError::of(&reply))
-    }
-
-    /// As [`Link::try_out`], where that is that this user may not run it. Other errors, a key that is out of
-    /// bounds among them, are none of its business.
-    ///
-    /// # Errors
-    /// As [`Link::try_out`].
-    pub async fn may_run(&mut self, args: &[&[u8]]) -> Result<Option<ServerError>> {
-        Ok(self.try_out(args).await?.filter(ServerError::forbids_command))
     }
 
     /// Turns an error reply to `command` into an error that names it.

@@ -1,8 +1,8 @@
 //! Servers whose clients somebody has paused.
 //!
-//! Under `CLIENT PAUSE … WRITE` a server answers what reads, and keeps what writes waiting without a word: also
-//! a command that it would refuse, and one that is only queued in a transaction. What is tried before a job
-//! begins has such commands in it, and a pause lasts for as long as somebody likes.
+//! Under `CLIENT PAUSE … WRITE` a server answers what reads, and keeps what writes waiting without a word:
+//! also a command that it would refuse, and one that is only queued in a transaction. What is tried before a
+//! job begins has such commands in it, and a pause lasts for as long as somebody likes.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -11,10 +11,34 @@ use tokio::time::sleep;
 
 use crate::error::{Error, ErrorKind, Result, ServerError};
 use crate::link::Link;
-use crate::probe::PROBE_KEY;
 
-/// How long what writes may wait at a server that answers otherwise. Pauses of whimbrel's own are far shorter.
+/// How long what writes may wait at a server that answers otherwise. Pauses of whimbrel's own are far
+/// shorter.
 const HELD_MS_MAX: u64 = 5_000;
+
+/// Nobody publishes there.
+const CHANNEL: &[u8] = b"whimbrel:probe";
+
+impl Link {
+    /// Tries a command that changes nothing, and returns what the server has against it.
+    ///
+    /// # Errors
+    /// As [`Link::ask`]; `Paused` where the command could write, and somebody has paused the server's
+    /// clients.
+    pub async fn try_out(&mut self, args: &[&[u8]]) -> Result<Option<ServerError>> {
+        let reply = unless_paused(self, async |link| link.ask(args).await).await?;
+        Ok(ServerError::of(&reply))
+    }
+
+    /// As [`Link::try_out`], where that is that this user may not run it. Other errors, a key that is out of
+    /// bounds among them, are none of its business.
+    ///
+    /// # Errors
+    /// As [`Link::try_out`].
+    pub async fn may_run(&mut self, args: &[&[u8]]) -> Result<Option<ServerError>> {
+        Ok(self.try_out(args).await?.filter(ServerError::forbids_command))
+    }
+}
 
 /// Does `work` on a link: questions that write, or would if they were not refused. A server that does not
 /// answer others either may take as long for it as the link allows.
@@ -43,14 +67,14 @@ pub(crate) async fn unless_paused<T>(
     }
     let kind = ErrorKind::Paused(HELD_MS_MAX);
     Err(Error::new(endpoint.side, address.to_string(), "see what this user may write", kind).with_remedy(
-        "somebody has run CLIENT PAUSE there: CLIENT LIST shows the clients that wait with flags=b. Wait until \
-            the pause is over, or end it with CLIENT UNPAUSE",
+        "somebody has run CLIENT PAUSE there: CLIENT LIST shows the clients that wait with flags=b. Wait \
+            until the pause is over, or end it with CLIENT UNPAUSE",
     ))
 }
 
 /// Refuses a server whose clients are paused, as far as this user may ask. A node of a cluster redirects
-/// commands whose keys are not its own before it looks whether it is paused, so this asks with one that has no
-/// key and is kept waiting all the same. It is queued in a transaction that is never carried out.
+/// commands whose keys are not its own before it looks whether it is paused, so this asks with one that has
+/// no key and is kept waiting all the same. It is queued in a transaction that is never carried out.
 ///
 /// # Errors
 /// `Paused`; as [`Link::ask`].
@@ -58,6 +82,6 @@ pub async fn check_unpaused(link: &mut Link) -> Result<()> {
     if ServerError::of(&link.ask(&[b"MULTI"]).await?).is_some() {
         return Ok(());
     }
-    unless_paused(link, async |link| link.ask(&[b"PUBLISH", PROBE_KEY, b""]).await).await?;
+    unless_paused(link, async |link| link.ask(&[b"PUBLISH", CHANNEL, b""]).await).await?;
     link.ask(&[b"DISCARD"]).await.map(drop)
 }

@@ -377,8 +377,8 @@ fn consumers_that_were_given_nothing_arrive(engine: Engine) {
     drop(sync);
 }
 
-/// The source hangs before a cutover is asked for: that is said in bounded time, with how long nothing was heard,
-/// and that nothing was changed. The sync goes on, and the cutover succeeds once it answers.
+/// The source hangs before a cutover is asked for: that is said in bounded time, with how long nothing was
+/// heard, and that nothing was changed. The sync goes on, and the cutover succeeds once it answers.
 #[test]
 fn a_source_that_hangs_is_told_of() {
     for is_noticed in [false, true] {

@@ -267,8 +267,8 @@ fn of_fleets() {
     assert_eq!(fleet.settled(2)["fleet"]["members"].as_array().map(Vec::len), Some(2), "that was a dry run");
 }
 
-/// Somebody has paused the clients of a server: it answers, but not what writes. Both runs end in bounded time,
-/// say so and name the server.
+/// Somebody has paused the clients of a server: it answers, but not what writes. Both runs end in bounded
+/// time, say so and name the server.
 #[track_caller]
 fn both_name_the_pause_of(server: &Server, args: &[&str]) {
     server.call(&["CLIENT", "PAUSE", "600000", "WRITE"]);

@@ -59,8 +59,8 @@ fn a_daemon_gives_up_what_waits_for_a_dead_target(engine: Engine) {
     daemon.wait_for("0-99", &["success"]);
 }
 
-/// What was switched off for the source's last slots is on again once the job is given up, although its target
-/// never answers any more.
+/// What was switched off for the source's last slots is on again once the job is given up, although its
+/// target never answers any more.
 fn a_daemon_that_gives_up_puts_back_what_it_switched_off(engine: Engine) {
     const FOLLOW: &str = "cluster-allow-replica-migration";
     let scene = Scene::of(engine, 0, &[vec![0..=199], vec![200..=9999], vec![10000..=16383]]);

@@ -9,8 +9,6 @@ use whimbrel_core::slot::SlotSet;
 
 use super::options::{FenceKind, HandoverOptions};
 use super::peer::{Mark, Peer};
-use super::watch::any_view;
-use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::Result;
 use crate::link::Link;
@@ -200,22 +198,6 @@ impl Handover {
         }
     }
 
-    /// As [`Handover::unshelter`], where neither of the two nodes need answer any more: the nodes whose
-    /// replicas were kept from following the slots, by their names.
-    ///
-    /// # Errors
-    /// Where no node says where they are.
-    pub async fn unshelter_nodes(deployment: &Deployment, sheltered: &[NodeId]) -> Result<()> {
-        if sheltered.is_empty() {
-            return Ok(());
-        }
-        let view = any_view(deployment).await?;
-        for node in sheltered.iter().filter_map(|id| view.node(id)) {
-            let_follow(deployment.open(&node.address, 0).await).await;
-        }
-        Ok(())
-    }
-
     /// The nodes of both shards, as they were when this was opened.
     pub fn members(&self) -> &Members {
         &self.members
@@ -223,7 +205,7 @@ impl Handover {
 }
 
 /// Lets replicas follow the last slot of their primary again.
-async fn let_follow(opened: Result<Link>) {
+pub(super) async fn let_follow(opened: Result<Link>) {
     let restored = async { opened?.call(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"yes"]).await };
     if let Err(e) = restored.await {
         tracing::warn!(error = %e, "cluster-allow-replica-migration stays off there");

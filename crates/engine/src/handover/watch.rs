@@ -13,7 +13,7 @@ use whimbrel_core::slot::SlotSet;
 
 use super::options::HandoverOptions;
 use super::peer::{Connector, Peer};
-use super::state::{Handover, Members};
+use super::state::{Handover, Members, let_follow};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, Result, Side};
@@ -80,6 +80,22 @@ impl Found {
 }
 
 impl Handover {
+    /// As [`Handover::unshelter`], where neither of the two nodes need answer any more: the nodes whose
+    /// replicas were kept from following the slots, by their names.
+    ///
+    /// # Errors
+    /// Where no node says where they are.
+    pub async fn unshelter_nodes(deployment: &Deployment, sheltered: &[NodeId]) -> Result<()> {
+        if sheltered.is_empty() {
+            return Ok(());
+        }
+        let view = any_view(deployment).await?;
+        for node in sheltered.iter().filter_map(|id| view.node(id)) {
+            let_follow(deployment.open(&node.address, 0).await).await;
+        }
+        Ok(())
+    }
+
     /// Waits until both nodes and their replicas show the target as the owner of `slots`, and all other
     /// primaries as the owner of `everywhere`; those are not asked where it is empty. Nodes that the target
     /// finds unreachable are left out: they learn when they come back.

@@ -108,7 +108,7 @@ fn writing(line: &str, server: &str) -> Option<WritingClient> {
     let is_recent = field("idle").parse::<u64>().is_ok_and(|seconds| seconds <= 1);
     let writes = match whose(line) {
         Whose::Server => false,
-        // What we and other jobs read is read in transactions. Whoever is asked here is only read by us.
+        // What we and other jobs read is read in transactions. We only read the server that is asked here.
         Whose::Whimbrel => feed::may_write(command) && !command.eq_ignore_ascii_case("exec"),
         Whose::Foreign => feed::may_write(command),
     };
