@@ -70,7 +70,13 @@ impl<S: Steered> Attended<S> {
 
     /// Ends it: callers that wait get their answers, and it is written down how the job ended. What is run at
     /// its events has come to its end then.
-    pub async fn leave(mut self, how: How<'_>) {
+    pub async fn leave(self, how: How<'_>) {
+        self.leave_after(how, || {}).await;
+    }
+
+    /// As [`Attended::leave`], where something is done when that is written down, and before what is run at
+    /// its end, which may hang.
+    pub(crate) async fn leave_after(mut self, how: How<'_>, finish: impl FnOnce()) {
         if let Some(hooks) = self.steered.hooks() {
             hooks.drain().await;
         }
@@ -95,6 +101,7 @@ impl<S: Steered> Attended<S> {
             }
             How::Forgotten => return self.store.forget(&self.id),
         };
+        finish();
         if let Some(hooks) = self.steered.hooks() {
             hooks.has_ended(is_over, &now).await;
         }

@@ -351,8 +351,11 @@ pub async fn attended<T, R: Serialize>(
     match outcome.as_ref().map(came) {
         Ok(Came::Through(word)) => attended.leave(How::Ended(word)).await,
         _ if is_cancelled => {
-            attended.leave(How::Ended("cancelled")).await;
-            journal::discard(folder, &name)?;
+            let mut discarded = Ok(());
+            attended
+                .leave_after(How::Ended("cancelled"), || discarded = journal::discard(folder, &name))
+                .await;
+            discarded?;
         }
         Ok(Came::Short) => attended.leave(How::Interrupted("")).await,
         Err(error) => attended.leave(How::Interrupted(&error.problem())).await,
