@@ -111,10 +111,12 @@ fn jobs_of_one_command_are_steered_one_by_one_or_all() {
     for (node, slots) in [(0, 0..=19), (1, 6_000..=6_009)] {
         let mut connection = scene.cluster.connection_to(node);
         for tag in tags_in(slots, 10) {
-            for key in 0..200 {
-                let key = format!("{{{tag}}}{key}");
-                redis::cmd("SET").arg(key).arg("value").exec(&mut connection).expect("written");
+            // More than pass at once whenever a rate is set.
+            let mut pipe = redis::pipe();
+            for key in 0..2_000 {
+                pipe.cmd("SET").arg(format!("{{{tag}}}{key}")).arg("value").ignore();
             }
+            pipe.exec(&mut connection).expect("written");
         }
     }
     let state = scene.file("");
