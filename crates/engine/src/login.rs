@@ -104,7 +104,7 @@ impl PasswordCommand {
             return Ok(token.clone());
         }
         *last = None;
-        // Many connections may ask, again and again: whoever hands out passwords is not asked by each of them.
+        // Many connections may ask, again and again: a vault is not asked by each of them.
         let mut failed = self.failed.lock().await;
         if let Some((what, at)) = &*failed
             && at.elapsed() < REST

@@ -206,7 +206,7 @@ impl FromStr for RateChange {
         let (name, value) = text.split_once('=').ok_or(FORMS)?;
         let number = |parsed: Result<u64, ParseUnitError>| match value {
             "none" => Ok(Some(0)),
-            // It would be taken for no bound, and whoever writes it means the opposite.
+            // It would be taken for no bound, and the user means the opposite.
             _ => match parsed.map_err(|e| e.to_string())? {
                 0 => Err(format!("{name} must be more than nothing; to move no keys: whimbrel jobs pause")),
                 n => Ok(Some(n)),

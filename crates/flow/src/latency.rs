@@ -4,8 +4,8 @@
 //! A connection to each primary of both sides sends `PING` every [`PERIOD`]. What the slowest of them takes
 //! is compared with the limit of the job's [`Rates`]. It is what a client at the same place would wait: the
 //! way to the server and back, and all that the server does before. Those that are written to are also asked
-//! how far their replicas are, every [`INFO_PERIOD`]: see [`crate::lag`]; and all are asked how much of a core
-//! they use: see [`crate::load`]. What is worst, by its limit, counts.
+//! how far their replicas are, every [`INFO_PERIOD`]: see [`crate::lag`]; and all are asked how much of a
+//! core they use: see [`crate::load`]. What is worst, by its limit, counts.
 //! Above the limit the job reads fewer keys a second, below it more again, step by step ([`next_rate`]).
 
 use std::collections::{BTreeSet, VecDeque};

@@ -420,8 +420,8 @@ impl Mover {
         self.target.link = None;
     }
 
-    /// Says what became of the slot that failed, and whether it may be half moved. One of which no key has left
-    /// is given back clean.
+    /// Says what became of the slot that failed, and whether it may be half moved. One of which no key has
+    /// left is given back clean.
     async fn explain(&mut self, slot: Slot, mut error: Error) -> (Error, bool) {
         self.reconnect();
         let is_at_source = matches!(self.undo(slot).await, Ok(true));

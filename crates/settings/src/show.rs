@@ -116,7 +116,7 @@ fn value_without_secret(arg: &Arg, value: &OsStr) -> String {
     if name.contains("password") && !is_harmless {
         return HIDDEN.to_owned();
     }
-    // Whoever knows the path of a webhook can often post there.
+    // The path of a webhook is often all that is needed to post there.
     if name == "on" && value.contains("=http") {
         let end = value.find("://").map_or(0, |at| at + 3);
         let host = value[end..].find(['/', '?', '#']).map_or(value.len(), |at| end + at);

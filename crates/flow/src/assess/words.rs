@@ -298,7 +298,8 @@ fn of_clients(finding: &Finding) -> Option<Words> {
         ),
         Finding::WholeServer { commands } => words(
             format!(
-                "these commands, which clients use, concern one primary alone in a cluster, or do not exist there: {}",
+                "these commands, which clients use, concern one primary alone in a cluster, or do not \
+                    exist there: {}",
                 list(commands)
             ),
             "change the clients first",

@@ -79,9 +79,7 @@ impl Syncer {
         let streams = self.streams_with_groups().await?;
         let sample = self.sample(options.compare).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
-        let until = Instant::now() + DRAIN_FOR;
-        self.drain_while(|| Instant::now() < until && !withdrawn.is_cancelled()).await?;
-        is_wanted(withdrawn)?;
+        self.drain_for(DRAIN_FOR, withdrawn).await?;
         // Most of them arrive now: under the pause there are only those that are new.
         self.carry_consumers(&streams).await?;
         let rehearsed = Instant::now();

@@ -509,9 +509,15 @@ impl Syncer {
         self.drain_while(|| true).await
     }
 
-    /// As [`Syncer::drain`], while this holds between two rounds: a large value that is written all the time
-    /// is never done.
-    pub(super) async fn drain_while(&mut self, goes_on: impl Fn() -> bool) -> Result<()> {
+    /// As [`Syncer::drain`], for so long at most: a large value that is written all the time is never done.
+    /// Refused where it is not wanted any more.
+    pub(super) async fn drain_for(&mut self, limit: Duration, withdrawn: &CancellationToken) -> Result<()> {
+        let until = Instant::now() + limit;
+        self.drain_while(|| Instant::now() < until && !withdrawn.is_cancelled()).await?;
+        is_wanted(withdrawn)
+    }
+
+    async fn drain_while(&mut self, goes_on: impl Fn() -> bool) -> Result<()> {
         for _ in 0..ROUNDS_MAX {
             if self.rounds().await? != Round::Part || !goes_on() {
                 break;

@@ -120,8 +120,8 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
 /// What our own client met with while slots moved.
 pub fn print_canary(seen: &CanaryReport) {
     out!(
-        "probe    our client read {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at \
-            most",
+        "probe    our client read {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms \
+            at most",
         format_count_of(seen.requests, "time"),
         seen.moved,
         seen.ask,
