@@ -17,6 +17,7 @@ pub mod http;
 pub mod permissions;
 pub mod resharding;
 pub mod shards;
+pub mod slow_jobs;
 pub mod syncing;
 pub mod terminal;
 pub mod writers;

@@ -2,24 +2,13 @@
 //! the others of a command that makes several.
 
 use serde_json::Value;
-use whimbrel_e2e::binary::{Invocation, Output};
+use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::resharding::{PATIENCE, Scene};
+use whimbrel_e2e::slow_jobs::{jobs, listed};
 use whimbrel_lab::{Engine, Server, wait_until};
 
 use crate::console::user;
-
-fn jobs(state: &str, args: &[&str]) -> Output {
-    let args = [&["jobs"][..], args, &["--state-dir", state]].concat();
-    Invocation::new(&args).timeout(PATIENCE).run()
-}
-
-/// All jobs, as JSON.
-#[track_caller]
-fn listed(state: &str) -> Vec<Value> {
-    let text = jobs(state, &["--json"]).expect_code(0).stdout;
-    text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
-}
 
 /// The job of this name.
 #[track_caller]

@@ -9,22 +9,24 @@ use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::resharding::Scene;
-use whimbrel_e2e::syncing::{PATIENCE, deployment, fill};
+use whimbrel_e2e::slow_jobs::{Slow, jobs, listed};
+use whimbrel_e2e::syncing::PATIENCE;
 use whimbrel_lab::{Engine, Server, wait_until};
 
-/// A folder for jobs, and a source and a target for them.
-struct Fixture {
-    source: Server,
-    target: Server,
-    folder: tempfile::TempDir,
+/// Servers for jobs, and the jobs there.
+struct Fixture(Slow);
+
+impl std::ops::Deref for Fixture {
+    type Target = Slow;
+
+    fn deref(&self) -> &Slow {
+        &self.0
+    }
 }
 
 impl Fixture {
     fn new() -> Fixture {
-        let source = Server::builder(Engine::Redis70).start().expect("the source starts");
-        let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
-        fill(&deployment(source.addr()));
-        Fixture { source, target, folder: tempfile::tempdir().expect("a folder") }
+        Fixture(Slow::new())
     }
 
     /// One for a job of this kind: of what is verified there is a copy.
@@ -38,20 +40,10 @@ impl Fixture {
         place
     }
 
-    fn state(&self) -> &str {
-        self.folder.path().to_str().expect("a plain path")
-    }
-
     /// A copy, a verification or a sync that takes its time, once it is at work.
     #[track_caller]
     fn start(&self, kind: &str, more: &[&str]) -> Running {
-        let (from, to) = (self.source.addr(), self.target.addr());
-        let slowly = ["--match", "*", "--state-dir", self.state(), "--rate-keys", "500", "--json"];
-        let args = [&[kind, &from, &to][..], &slowly, &["--report", "1"], more].concat();
-        let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
-        let progress = if kind == "verify" { "\"verify_progress\"" } else { "\"progress\"" };
-        assert!(running.wait_for_text(progress, PATIENCE), "{}{}", running.stdout(), running.stderr());
-        running
+        self.0.start(kind, 500, &[&["--match", "*"], more].concat())
     }
 
     fn jobs(&self, args: &[&str]) -> Output {
@@ -66,18 +58,6 @@ impl Fixture {
         assert_eq!(open.len(), 1, "{open:#?}");
         open[0].clone()
     }
-}
-
-fn jobs(state: &str, args: &[&str]) -> Output {
-    let args = [&["jobs"][..], args, &["--state-dir", state]].concat();
-    Invocation::new(&args).timeout(PATIENCE).run()
-}
-
-/// All jobs, as JSON.
-#[track_caller]
-fn listed(state: &str) -> Vec<Value> {
-    let text = jobs(state, &["--json"]).expect_code(0).stdout;
-    text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
 }
 
 /// The arguments of a command as a shell takes them, with nothing in it that a shell would have to be asked

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use whimbrel_e2e::binary::{Invocation, Output, Running};
+use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::http::Ask;
 use whimbrel_e2e::resharding::Scene;
+use whimbrel_e2e::slow_jobs::{Slow, jobs};
 use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, stop, wait_until_following};
 use whimbrel_e2e::terminal::Terminal;
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
@@ -239,43 +240,6 @@ fn wait_until_ready(at: &str) {
 const COLUMNS: u16 = 80;
 const LINES: u16 = 24;
 
-/// Servers and a folder for a job that takes a while.
-struct Slow {
-    source: Server,
-    target: Server,
-    folder: tempfile::TempDir,
-}
-
-impl Slow {
-    fn new() -> Slow {
-        let source = Server::builder(Engine::Redis70).start().expect("the source starts");
-        let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
-        fill(&deployment(source.addr()));
-        Slow { source, target, folder: tempfile::tempdir().expect("a folder") }
-    }
-
-    fn state(&self) -> &str {
-        self.folder.path().to_str().expect("a plain path")
-    }
-
-    /// A copy, a verification or a sync, once others see it run.
-    #[track_caller]
-    fn start(&self, kind: &str, more: &[&str]) -> Running {
-        let (from, to) = (self.source.addr(), self.target.addr());
-        let slowly = ["--state-dir", self.state(), "--rate-keys", "400", "--report", "1", "--json"];
-        let running = Invocation::new(&[&[kind, &from, &to][..], &slowly, more].concat());
-        let mut running = running.timeout(PATIENCE).spawn();
-        let progress = if kind == "verify" { "\"verify_progress\"" } else { "\"progress\"" };
-        assert!(running.wait_for_text(progress, PATIENCE), "{}{}", running.stdout(), running.stderr());
-        running
-    }
-}
-
-fn jobs(state: &str, args: &[&str]) -> Output {
-    let args = [&["jobs"][..], args, &["--state-dir", state]].concat();
-    Invocation::new(&args).timeout(PATIENCE).run().expect_code(0)
-}
-
 /// A terminal as small as they come.
 fn terminal() -> Terminal {
     Terminal::of_size(COLUMNS, LINES)
@@ -293,7 +257,7 @@ fn fits(page: &str) {
 #[test]
 fn a_copy_is_watched_paused_and_cancelled_by_keys() {
     let place = Slow::new();
-    let mut copy = place.start("copy", &["--name", "nightly"]);
+    let mut copy = place.start("copy", 400, &["--name", "nightly"]);
     let (state, terminal) = (place.state(), terminal());
     let before = terminal.settings();
     let mut watch = terminal.start(&["watch", "--state-dir", state], &PLAIN);
@@ -311,10 +275,10 @@ fn a_copy_is_watched_paused_and_cancelled_by_keys() {
     watch.press("p");
     let page = watch.wait_for_page(&["paused   by order since ", "p resume", "no ETA"], &["p pause"]);
     fits(&page);
-    assert!(jobs(state, &["show", "nightly"]).stdout.contains("paused"));
+    assert!(jobs(state, &["show", "nightly"]).expect_code(0).stdout.contains("paused"));
     watch.press("p");
     watch.wait_for_page(&["running: copying", "p pause", "its keys move again"], &["paused   "]);
-    assert!(jobs(state, &["show", "nightly"]).stdout.contains("running: copying"));
+    assert!(jobs(state, &["show", "nightly"]).expect_code(0).stdout.contains("running: copying"));
     // By a word, and not by a key that was hit by mistake.
     watch.press("c");
     fits(&watch.wait_for_page(&["ends the copy; what was written stays", "Type yes"], &["p pause"]));
@@ -336,14 +300,14 @@ fn a_copy_is_watched_paused_and_cancelled_by_keys() {
     );
     assert_eq!(terminal.settings(), before, "the terminal is as it was");
     copy.wait(PATIENCE).expect("it ends");
-    assert!(jobs(state, &["list"]).stdout.contains("cancelled"));
+    assert!(jobs(state, &["list"]).expect_code(0).stdout.contains("cancelled"));
 }
 
 /// What hangs keeps its socket: it is not shown as if it went on.
 #[test]
 fn a_copy_that_is_stopped_is_said_to_be_silent() {
     let place = Slow::new();
-    let mut copy = place.start("copy", &[]);
+    let mut copy = place.start("copy", 400, &[]);
     let terminal = terminal();
     let before = terminal.settings();
     let mut watch = terminal.start(&["watch", "copy-", "--state-dir", place.state()], &PLAIN);
@@ -416,12 +380,12 @@ fn a_verification_and_a_sync_are_shown_with_percent() {
         ("verify", &["running: comparing", "found    ", "compared", "; ETA ", "p pause, c cancel"][..]),
         ("sync", &["running: snapshotting", "written  ", "PRIMARY", "; ETA ", "p pause, c cancel"]),
     ] {
-        let mut running = place.start(kind, &[]);
+        let mut running = place.start(kind, 400, &[]);
         is_shown(place.state(), &[own, &[&*format!("{kind:<9}{}", place.source.addr())]].concat());
         running.kill9();
-        let name = jobs(place.state(), &["--json"]).stdout;
+        let name = jobs(place.state(), &["--json"]).expect_code(0).stdout;
         let name: Value = serde_json::from_str(name.lines().last().expect("a job")).expect("JSON");
-        jobs(place.state(), &["cancel", name["id"].as_str().expect("a name")]);
+        jobs(place.state(), &["cancel", name["id"].as_str().expect("a name")]).expect_code(0);
     }
 }
 
@@ -472,7 +436,7 @@ fn several_jobs_are_a_list() {
     let nobody = Invocation::new(&["watch", "--state-dir", state]).timeout(PATIENCE).run().expect_code(2);
     assert!(nobody.stderr.contains("no job runs"), "{}", nobody.stderr);
     let (from, to) = (place.source.addr(), place.target.addr());
-    let _copy = place.start("copy", &["--name", "first"]);
+    let _copy = place.start("copy", 400, &["--name", "first"]);
     let slowly = ["--state-dir", state, "--rate-keys", "400", "--report", "1", "--json", "--name", "second"];
     let (one, two) = (other.source.addr(), other.target.addr());
     let args = [&["verify", &one, &two][..], &slowly].concat();

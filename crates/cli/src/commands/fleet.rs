@@ -10,7 +10,7 @@ use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::error::{Error, Result, Side};
 
 use crate::exit::Exit;
-use crate::settings::args::{Beforehand, FleetArgs, FleetCommand};
+use crate::settings::args::{Asked, FleetArgs, FleetCommand};
 use crate::ui::confirm::confirm;
 use crate::ui::errors;
 use whimbrel_terminal::question::Question;
@@ -81,15 +81,15 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
         },
         FleetCommand::Rebalance(order) => (vec!["REBALANCE".to_owned()], Goal::Settled, order),
     };
-    if let Some((ask, dry_run, question)) = question(&args.command, &status, &goal) {
-        if dry_run {
+    if let Some((asked, question)) = question(&args.command, &status, &goal) {
+        if asked.dry_run {
             coordinator.order(&[vec!["REHEARSE".to_owned()], words].concat()).await?;
             let plan = question.text.trim_end_matches('?');
             let words = format!("plan     {plan}\ndry run: nothing was changed");
             print_status(at.json, "dry-run", &words, &status);
             return Ok(Exit::Success);
         }
-        let decision = confirm(&question, ask.yes, false, at.json, stop).await?;
+        let decision = confirm(&question, asked.ask.yes, false, at.json, stop).await?;
         if let Some(exit) = decision.end(Exit::Success) {
             return Ok(exit);
         }
@@ -103,16 +103,10 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
 }
 
 /// What is asked before somebody gives everything away.
-fn question(
-    command: &FleetCommand,
-    status: &FleetStatus,
-    goal: &Goal,
-) -> Option<(Beforehand, bool, Question)> {
-    let (ask, dry_run, and_leave) = match command {
-        FleetCommand::Leave { ask, dry_run, .. } => (*ask, *dry_run, " and leave the fleet"),
-        FleetCommand::Drain { ask, dry_run, .. } | FleetCommand::Dead { ask, dry_run, .. } => {
-            (*ask, *dry_run, "")
-        }
+fn question(command: &FleetCommand, status: &FleetStatus, goal: &Goal) -> Option<(Asked, Question)> {
+    let (asked, and_leave) = match command {
+        FleetCommand::Leave { asked, .. } => (*asked, " and leave the fleet"),
+        FleetCommand::Drain { asked, .. } | FleetCommand::Dead { asked, .. } => (*asked, ""),
         _ => return None,
     };
     let of_fleet = format!("of a fleet of {}", format_count_of(status.members.len() as u64, "member"));
@@ -125,7 +119,7 @@ fn question(
         Goal::Settled => return None,
     };
     let left = format_count(goal.left(status));
-    if let FleetCommand::Dead { ask, dry_run, .. } = command
+    if let FleetCommand::Dead { .. } = command
         && let Goal::Gone(number) = goal
     {
         let named = status.member(*number).map(|member| member.name.clone());
@@ -134,10 +128,10 @@ fn question(
             "Give the {left} partitions of member {number} ({name}) {of_fleet} to others at once? Its \
              process has to be gone: if it runs, two members serve the same slots until its lease ends."
         );
-        return Some((*ask, *dry_run, Question::typed(text, name)));
+        return Some((asked, Question::typed(text, name)));
     }
     let text = format!("Have {what} ({left}) to others{and_leave}?");
-    Some((ask, dry_run, Question::new(text)))
+    Some((asked, Question::new(text)))
 }
 
 async fn watch(

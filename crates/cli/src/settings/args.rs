@@ -25,7 +25,7 @@ pub use self::assess::AssessArgs;
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
 pub use self::console::{TokenArgs, TokenCommand};
 pub use self::copy::{CopyArgs, Depth, VerifyArgs};
-pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
+pub use self::fleet::{Asked, CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand, JoinArgs};
 pub use self::moves::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,

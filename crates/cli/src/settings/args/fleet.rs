@@ -153,10 +153,7 @@ pub enum FleetCommand {
         /// The member: its number, name or address
         member: String,
         #[command(flatten)]
-        ask: Beforehand,
-        /// Only say what would be done, and refuse what would be refused
-        #[arg(long, conflicts_with = "yes")]
-        dry_run: bool,
+        asked: Asked,
         #[command(flatten)]
         order: FleetOrder,
     },
@@ -166,10 +163,7 @@ pub enum FleetCommand {
         /// The member: its number, name or address
         member: String,
         #[command(flatten)]
-        ask: Beforehand,
-        /// Only say what would be done, and refuse what would be refused
-        #[arg(long, conflicts_with = "yes")]
-        dry_run: bool,
+        asked: Asked,
         #[command(flatten)]
         order: FleetOrder,
     },
@@ -178,10 +172,7 @@ pub enum FleetCommand {
         #[command(flatten)]
         which: FleetWhich,
         #[command(flatten)]
-        ask: Beforehand,
-        /// Only say what would be done, and refuse what would be refused
-        #[arg(long, conflicts_with = "yes")]
-        dry_run: bool,
+        asked: Asked,
         #[command(flatten)]
         order: FleetOrder,
     },
@@ -201,6 +192,17 @@ impl FleetCommand {
             | FleetCommand::Rebalance(order) => &order.at,
         }
     }
+}
+
+/// What takes partitions or data away from somebody asks first.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Asked {
+    #[command(flatten)]
+    pub ask: Beforehand,
+
+    /// Only say what would be done, and refuse what would be refused
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
 }
 
 /// A member or a backend.
