@@ -32,7 +32,8 @@ pub fn secret(
     })?;
     let Some(secret) = text.lines().next().filter(|line| !line.is_empty()) else {
         let what = format!("the first line of the {what} file {} is empty", path.display());
-        return Err(Error::options(side, "reading the options", what).with_remedy("write it there"));
+        return Err(Error::options(side, "reading the options", what)
+            .with_remedy("write it there; any text will do for a user without a password"));
     };
     Ok((Some(Secret::new(secret)), warning))
 }

@@ -67,8 +67,9 @@ pub(crate) async fn unless_paused<T>(
     }
     let kind = ErrorKind::Paused(HELD_MS_MAX);
     Err(Error::new(endpoint.side, address.to_string(), "see what this user may write", kind).with_remedy(
-        "somebody has run CLIENT PAUSE there: CLIENT LIST shows the clients that wait with flags=b. Wait \
-            until the pause is over, or end it with CLIENT UNPAUSE",
+        "writes wait there: somebody has run CLIENT PAUSE, or a failover or a shutdown is under way. CLIENT \
+            LIST shows the clients that wait with flags=b. Wait until it is over, or end a pause with CLIENT \
+            UNPAUSE",
     ))
 }
 

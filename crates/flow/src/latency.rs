@@ -198,16 +198,12 @@ struct Asked {
 
 /// Asks one primary, for ever. One that cannot be reached is for others to report: its job waits for it.
 async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, asked: Asked) -> Infallible {
-    let (mut link, mut is_silent) = (None::<Link>, false);
+    let mut link = None::<Link>;
     let (mut offsets, mut used, mut info_asked) = (Offsets::default(), Used::default(), None::<Instant>);
     loop {
         let began = Instant::now();
         let Some(open) = &mut link else {
-            link = timeout(ANSWER_MAX, deployment.open(&address, 0)).await.ok().and_then(Result::ok);
-            // One that hangs takes in connections, and says nothing on them either.
-            if link.is_none() && is_silent && asked.rates.max_latency_ms().is_some() {
-                asked.answers.lock().add(began, ANSWER_MAX);
-            }
+            link = open_slowly(&deployment, &address, &asked).await;
             sleep(period).await;
             continue;
         };
@@ -220,12 +216,27 @@ async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, as
             info_asked = Some(began);
             answers = ask_for_info(open, &asked, &mut offsets, &mut used).await;
         }
-        is_silent = !answers;
-        if is_silent {
+        if !answers {
             // A reply that comes late must not be taken for that of the next question.
             link = None;
         }
         sleep(period.saturating_sub(began.elapsed())).await;
+    }
+}
+
+/// Makes a connection, for as long as that may take. One that hangs takes in connections, and says nothing on
+/// them either: it counts as slow meanwhile. One that refuses them does not.
+async fn open_slowly(deployment: &Deployment, address: &Address, asked: &Asked) -> Option<Link> {
+    let mut opening = std::pin::pin!(deployment.open(address, 0));
+    loop {
+        let began = Instant::now();
+        match timeout(ANSWER_MAX, opening.as_mut()).await {
+            Ok(opened) => return opened.ok(),
+            Err(_) if asked.rates.max_latency_ms().is_some() => {
+                asked.answers.lock().add(began, began.elapsed());
+            }
+            Err(_) => {}
+        }
     }
 }
 

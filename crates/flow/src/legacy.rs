@@ -427,7 +427,7 @@ impl Mover {
         let is_at_source = matches!(self.undo(slot).await, Ok(true));
         let left = match is_at_source {
             true => "it was left at the source",
-            false => "it may be half moved: both nodes serve it, and the same command finishes it",
+            false => "it may be half moved: both nodes serve it, and whimbrel repair finishes it",
         };
         error.tried = format!("{}, slot {slot}", error.tried).into();
         (error.with_left(left), !is_at_source)

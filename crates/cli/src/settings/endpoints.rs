@@ -346,7 +346,13 @@ impl HookArgs {
     pub fn sender(&self) -> Result<Sender> {
         check_file(Side::Own, "hook-ca".to_owned(), self.hook_ca.as_deref())?;
         let file = self.hook_secret_file.as_deref();
-        let secret = secret(Side::Own, "hook-secret", file, "WHIMBREL_HOOK_SECRET")?;
+        let variable = "WHIMBREL_HOOK_SECRET";
+        // An empty key signs nothing, and who sets it thinks otherwise.
+        if file.is_none() && std::env::var_os(variable).is_some_and(|secret| secret.is_empty()) {
+            let what = format!("{variable} is empty");
+            return Err(Error::options(Side::Own, "reading the options", what).with_remedy("set or unset it"));
+        }
+        let secret = secret(Side::Own, "hook-secret", file, variable)?;
         Ok(Sender { ca_file: self.hook_ca.clone(), secret })
     }
 }

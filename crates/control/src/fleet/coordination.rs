@@ -1,12 +1,13 @@
 //! The task that runs the coordinator's machine.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_fleet::clock;
 use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, MEMBERS_MAX};
 
-use super::handle::{Event, Fleet, Question, Refused};
+use super::handle::{Event, Fleet, Listens, Question, Refused};
 use super::journal::{FleetJournal, Journal};
 use super::links::Links;
 use super::status::{BackendStatus, FleetStatus, MemberStatus};
@@ -32,10 +33,10 @@ const EVENTS_MAX: usize = 4_096;
 /// How many of those that were to leave are remembered, to say of them that they have left.
 const LEFT_MAX: usize = 64;
 
-/// How often, how far apart and how patiently it is looked whether nobody listens at a member's address.
-const REFUSAL_TRIES: u32 = 10;
-const REFUSAL_PAUSE: Duration = Duration::from_millis(20);
-const REFUSAL_WITHIN: Duration = Duration::from_secs(1);
+/// How often, how far apart and how patiently it is looked whether somebody listens at a member's address.
+const LOOKS: u32 = 10;
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a fleet is coordinated.
 #[derive(Debug, Clone)]
@@ -92,6 +93,8 @@ pub struct Coordination {
     /// Who was to leave lately, at most [`LEFT_MAX`]: a member may be gone before anybody looks.
     left: VecDeque<MemberId>,
     trusts_refusals: bool,
+    /// When this one began.
+    began_ms: u64,
     /// For what looks after members in the background. It keeps nobody waiting for more events.
     tell: mpsc::WeakSender<Event>,
     /// Where the journal is.
@@ -180,6 +183,7 @@ impl Coordination {
             failed: 0,
             left: VecDeque::new(),
             trusts_refusals: false,
+            began_ms: clock::now_ms(),
             tell: sender.downgrade(),
             place,
             reign,
@@ -263,7 +267,7 @@ impl Coordination {
         match event {
             Event::Linked(link, outbox, hello) => self.links.open(link, outbox, hello),
             Event::Ended(link) => self.ended(link),
-            Event::Refuses(member) => return self.refuses(member),
+            Event::Looked(member, listens) => return self.looked(member, listens),
             Event::Said(link, said) => return self.hear(link, said),
             Event::Written(Err(error)) => return Err(error),
             Event::Written(Ok(upto)) => {
@@ -283,6 +287,30 @@ impl Coordination {
         Ok(())
     }
 
+    /// A member speaks on a connection: true where it is another one than before. Then it is found out whether
+    /// its address is reached from here: only then a refusal later says anything.
+    fn bind(&mut self, link: u64, member: MemberId) -> bool {
+        let is_new = self.links.bind(link, member, clock::now_ms());
+        if is_new && self.trusts_refusals {
+            self.look_at(member, Listens::Yes);
+        }
+        is_new
+    }
+
+    /// Finds out whether somebody listens at a member's address, and says so where it is as expected.
+    fn look_at(&self, member: MemberId, expected: Listens) {
+        let Some(known) = self.links.known.get(&member) else { return };
+        let (address, tell) = (known.hello.address.clone(), self.tell.clone());
+        tokio::spawn(async move {
+            if listens(&address, expected).await == Some(expected)
+                && let Some(tell) = tell.upgrade()
+            {
+                // Where the coordinator has ended, the next one waits for the lease.
+                let _ = tell.send(Event::Looked(member, expected)).await;
+            }
+        });
+    }
+
     /// Where the member's host says that nobody listens at its address, its process is gone: what it owns
     /// need not wait for the end of its lease.
     fn ended(&mut self, link: u64) {
@@ -292,24 +320,27 @@ impl Coordination {
         else {
             return;
         };
-        let address = self.links.known.get(&member).map(|known| known.hello.address.clone());
-        let (Some(address), tell) = (address, self.tell.clone()) else { return };
-        tokio::spawn(async move {
-            if is_refused(&address).await
-                && let Some(tell) = tell.upgrade()
-            {
-                // Where the coordinator has ended, the next one waits for the lease.
-                let _ = tell.send(Event::Refuses(member)).await;
-            }
-        });
+        match self.links.known.get(&member).map(|known| known.reached) {
+            Some(true) => self.look_at(member, Listens::No),
+            _ => tracing::warn!(
+                %member,
+                "its connection has ended, and its address was never reached from here: its lease is waited for"
+            ),
+        }
     }
 
-    fn refuses(&mut self, member: MemberId) -> Result<()> {
-        // It has connected again meanwhile: somebody else was asked.
-        if self.links.is_linked(member) {
-            return Ok(());
+    fn looked(&mut self, member: MemberId, listens: Listens) -> Result<()> {
+        match (listens, self.links.is_linked(member)) {
+            (Listens::Yes, true) => {
+                if let Some(known) = self.links.known.get_mut(&member) {
+                    known.reached = true;
+                }
+            }
+            (Listens::No, false) => return self.take_in(Input::Dead(member)),
+            // It has connected again meanwhile, or has gone: another process was asked.
+            _ => {}
         }
-        self.take_in(Input::Dead(member))
+        Ok(())
     }
 
     fn leaving(&self) -> impl Iterator<Item = MemberId> {
@@ -410,7 +441,7 @@ impl Coordination {
 
     /// A member speaks on a connection.
     fn meet(&mut self, link: u64, member: MemberId) -> Result<()> {
-        if !self.links.bind(link, member, clock::now_ms()) {
+        if !self.bind(link, member) {
             return Ok(());
         }
         self.directory_is_stale = true;
@@ -446,7 +477,7 @@ impl Coordination {
                         (Order::Welcome { token, member, .. }, _) => {
                             self.directory_is_stale = true;
                             let link = self.links.joiner(*token);
-                            link.map(|link| self.links.bind(link, *member, clock::now_ms()));
+                            link.map(|link| self.bind(link, *member));
                         }
                         (Order::Gone { .. }, _) => self.directory_is_stale = true,
                         _ => {}
@@ -586,14 +617,20 @@ impl Coordination {
     /// Whether nothing speaks against a member's death: one that was just heard of is not dead.
     fn may_be_dead(&self, member: MemberId) -> std::result::Result<(), Refused> {
         self.enrolled(member)?;
-        let known = self.links.known.get(&member).filter(|_| self.links.is_linked(member));
-        let silent_ms = known.map(|known| clock::now_ms().saturating_sub(known.heard_ms));
-        match silent_ms.filter(|ms| *ms < self.lease_ms / 2) {
-            Some(ms) => Err(Refused::Unfit(format!(
-                "member {member} is not dead: it was heard of {ms} ms ago; whimbrel fleet leave has it go"
-            ))),
-            None => Ok(()),
+        let known = self.links.known.get(&member);
+        if known.is_some_and(|known| known.ended) {
+            return Ok(());
         }
+        // A coordinator that has just begun has heard nobody yet.
+        let heard_ms = known.map_or(0, |known| known.heard_ms).max(self.began_ms);
+        let silent_ms = clock::now_ms().saturating_sub(heard_ms);
+        if silent_ms < self.lease_ms / 2 {
+            return Err(Refused::Unfit(format!(
+                "member {member} may not be dead: it, or this coordinator, was there {silent_ms} ms ago; \
+                 whimbrel fleet leave has it go"
+            )));
+        }
+        Ok(())
     }
 
     fn status(&self) -> FleetStatus {
@@ -661,17 +698,26 @@ impl Coordination {
     }
 }
 
-/// Whether the host of this address says that nobody listens there. A process that is being ended may listen
-/// a moment longer than its connections last.
-async fn is_refused(address: &str) -> bool {
-    for _ in 0..REFUSAL_TRIES {
-        match timeout(REFUSAL_WITHIN, TcpStream::connect(address)).await {
-            Ok(Err(e)) if e.kind() == std::io::ErrorKind::ConnectionRefused => return true,
-            Ok(Ok(_)) => sleep(REFUSAL_PAUSE).await,
-            _ => return false,
+/// Whether somebody listens at this address, by the word of its host; `None` where that is not known. A process
+/// that is being ended may listen a moment longer than its connections last.
+async fn listens(address: &str, expected: Listens) -> Option<Listens> {
+    for _ in 0..LOOKS {
+        let hosts: Vec<SocketAddr> = timeout(LOOK_WITHIN, lookup_host(address)).await.ok()?.ok()?.collect();
+        let mut refusals = 0;
+        for host in &hosts {
+            match timeout(LOOK_WITHIN, TcpStream::connect(host)).await {
+                Ok(Ok(_)) if expected == Listens::Yes => return Some(Listens::Yes),
+                Ok(Err(e)) if e.kind() == std::io::ErrorKind::ConnectionRefused => refusals += 1,
+                _ => {}
+            }
         }
+        // One of several that does not answer may be where it is.
+        if expected == Listens::No && refusals == hosts.len() && refusals > 0 {
+            return Some(Listens::No);
+        }
+        sleep(LOOK_PAUSE).await;
     }
-    false
+    None
 }
 
 /// Writes what comes, in a thread of its own: the disk may take its time. It ends with the coordinator, or

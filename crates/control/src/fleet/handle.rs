@@ -97,6 +97,13 @@ pub(super) enum Question {
     Rehearse(Box<Question>),
 }
 
+/// Whether somebody listens at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listens {
+    Yes,
+    No,
+}
+
 /// What the coordinator hears.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -106,8 +113,8 @@ pub(super) enum Event {
     Said(u64, FromMember),
     /// Its connection has ended.
     Ended(u64),
-    /// Nobody listens at the address of this member any more.
-    Refuses(MemberId),
+    /// Whether somebody listens at the address of this member.
+    Looked(MemberId, Listens),
     Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
     /// Everything up to this number is on disk, or why not.
     Written(std::result::Result<u64, Error>),

@@ -27,6 +27,10 @@ pub(super) struct Acquaintance {
     pub(super) held: u64,
     /// Why a move failed there lately.
     pub(super) trouble: String,
+    /// Its address was reached from here while it was connected.
+    pub(super) reached: bool,
+    /// Its connection was seen to end.
+    pub(super) ended: bool,
 }
 
 /// All connections.
@@ -48,6 +52,9 @@ impl Links {
             && self.of.get(&member) == Some(&link)
         {
             self.of.remove(&member);
+            if let Some(known) = self.known.get_mut(&member) {
+                known.ended = true;
+            }
         }
     }
 
@@ -78,7 +85,8 @@ impl Links {
                 // The same process, which has given that connection up.
                 other.outbox.close();
             }
-            self.known.entry(member).or_default().hello = hello;
+            let known = self.known.entry(member).or_default();
+            (known.hello, known.ended, known.reached) = (hello, false, false);
         }
         self.known.entry(member).or_default().heard_ms = now_ms;
         is_new

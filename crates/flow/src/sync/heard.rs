@@ -31,8 +31,16 @@ pub const SILENT_AFTER_MS: u64 = 5_000;
 pub(super) struct Heard(Mutex<BTreeMap<String, Instant>>);
 
 impl Heard {
-    fn note(&self, address: &Address) {
+    /// From now on it is listened to.
+    fn begin(&self, address: &Address) {
         self.lock().insert(address.to_string(), Instant::now());
+    }
+
+    /// It was heard. Of one that is not listened to any more nothing is noted: an answer may come late.
+    fn note(&self, address: &Address) {
+        if let Some(at) = self.lock().get_mut(&address.to_string()) {
+            *at = Instant::now();
+        }
     }
 
     fn forget(&self, address: &Address) {
@@ -86,7 +94,7 @@ pub(super) async fn listen(deployment: Arc<Deployment>, heard: Arc<Heard>) {
         });
         for shard in &topology.shards {
             by_address.entry(shard.primary.clone()).or_insert_with(|| {
-                heard.note(&shard.primary);
+                heard.begin(&shard.primary);
                 listeners.spawn(listen_to(deployment.clone(), shard.primary.clone(), heard.clone()))
             });
         }

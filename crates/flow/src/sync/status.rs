@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
+use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Error, ErrorKind, Side};
 use whimbrel_engine::feed::Feed;
 use whimbrel_engine::seal::WritingClient;
@@ -264,7 +265,8 @@ impl SyncStatus {
             phase: inner.phase,
             sources,
             targets,
-            doubtful_slots: inner.doubtful_slots + whole_slots,
+            // Some may be both.
+            doubtful_slots: (inner.doubtful_slots + whole_slots).min(usize::from(Slot::COUNT)),
             pause_estimate_ms: inner
                 .compare_ms
                 .filter(|_| all_answer && whole_slots == 0)

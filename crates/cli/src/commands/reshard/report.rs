@@ -44,10 +44,10 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             Ending::Done => "moved",
             // Slot by slot: what was not begun stays where it is, and nothing has to be rolled back.
             Ending::Cancelled if report.method == "legacy" => "CANCELLED, the rest is where it was",
-            Ending::Failed if report.method == "legacy" => "FAILED, the rest is where it was",
             Ending::Cancelled if report.slots_handed_over.is_empty() => "CANCELLED, rolled back",
             Ending::Cancelled => "CANCELLED, the rest rolled back",
             Ending::Failed if !report.slots_left_as_is.is_empty() => "FAILED",
+            Ending::Failed if report.method == "legacy" => "FAILED, the rest is where it was",
             Ending::Failed if report.slots_handed_over.is_empty() => "FAILED, rolled back",
             Ending::Failed => "FAILED, the rest rolled back",
             Ending::Suspended => "SUSPENDED",
