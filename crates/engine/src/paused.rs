@@ -79,7 +79,7 @@ pub(crate) async fn unless_paused<T>(
 ///
 /// # Errors
 /// `Paused`; as [`Link::ask`].
-pub async fn check_unpaused(link: &mut Link) -> Result<()> {
+pub(crate) async fn check_unpaused(link: &mut Link) -> Result<()> {
     if ServerError::of(&link.ask(&[b"MULTI"]).await?).is_some() {
         return Ok(());
     }

@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::tag_for_slot;
 use whimbrel_core::units::{format_count, format_count_of};
-use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::deployment::{Deployment, Shard, Topology};
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, Side};
 use whimbrel_engine::expiry::{self, Clock};
 use whimbrel_engine::link::Link;
-use whimbrel_engine::paused::check_unpaused;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
@@ -290,7 +290,7 @@ pub(crate) async fn check_way_back(shared: &Shared) -> Result<()> {
     for shard in &shared.source.topology().shards {
         for db in dbs {
             let mut link = shared.source.open(&shard.primary, db.source).await?;
-            check_permissions(&mut link, &[&SET]).await?;
+            check_permissions(&mut link, &[&set(PROBE_KEY)]).await?;
         }
     }
     Ok(())
@@ -381,17 +381,24 @@ async fn check_permissions(link: &mut Link, commands: &[&[&[u8]]]) -> Result<Opt
 }
 
 /// Refused for its last word, if not for its first.
-const SET: [&[u8]; 4] = [b"SET", PROBE_KEY, b"", b"WHIMBREL"];
+fn set(key: &[u8]) -> [&[u8]; 4] {
+    [b"SET", key, b"", b"WHIMBREL"]
+}
+
+/// A key for such questions. A node of a cluster redirects keys that are not its own before it looks whether
+/// it is paused, so there it is one of its own.
+fn probe_key(topology: &Topology, shard: &Shard) -> Vec<u8> {
+    match shard.slots.iter().next().filter(|_| topology.cluster) {
+        Some(slot) => format!("{{{}}}{}", tag_for_slot(slot), PROBE_KEY.escape_ascii()).into_bytes(),
+        None => PROBE_KEY.to_vec(),
+    }
+}
 
 /// Refused for its payload.
 const NO_PAYLOAD: [&[u8]; 3] = [PROBE_KEY, b"0", b""];
 
 async fn check_target(source: &Deployment, target: &Deployment, options: &CopyOptions) -> Result<()> {
     let restore = [&[Write::command(&Body::Payload(Bytes::new()))][..], &NO_PAYLOAD].concat();
-    let mut needed: Vec<&[&[u8]]> = vec![&[b"INFO", b"server"], &SET];
-    if !(source.capabilities.get && source.capabilities.reads_pieces()) {
-        needed.push(&restore);
-    }
     let topology = target.topology();
     if topology.unowned() > 0 {
         let what = format!("{} slots of this cluster have no owner", topology.unowned());
@@ -404,11 +411,14 @@ async fn check_target(source: &Deployment, target: &Deployment, options: &CopyOp
         .with_remedy("repair the cluster first"));
     }
     for shard in &topology.shards {
+        let key = probe_key(&topology, shard);
+        let set = set(&key);
+        let mut needed: Vec<&[&[u8]]> = vec![&[b"INFO", b"server"], &set];
+        if !(source.capabilities.get && source.capabilities.reads_pieces()) {
+            needed.push(&restore);
+        }
         for db in &options.dbs {
             let mut link = target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
-            if topology.cluster {
-                check_unpaused(&mut link).await?;
-            }
             if let Some(stopped) = check_permissions(&mut link, &needed).await? {
                 return Err(stopped);
             }
