@@ -220,10 +220,10 @@ fn the_legacy_method_moves_slots() {
 #[test]
 fn a_legacy_move_that_fails_says_what_has_moved() {
     let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
-    scene.fill(5..=9, 1, 20);
+    scene.fill(5..=5, 1, 20);
     let target = &scene.cluster.nodes()[1];
     assert_eq!(target.call(&["CONFIG", "SET", "maxmemory", "1"]), redis::Value::Okay);
-    let told = Told::by(scene.reshard("0-9", 1, &["--method", "legacy"]).spawn());
+    let told = Told::of(scene.reshard("0-9", 1, &["--method", "legacy"]).run().expect_code(7));
     let job = &told.report["jobs"][0];
     assert_eq!((&job["ending"], &job["slots_handed_over"]), (&"failed".into(), &"0-4".into()), "{job:#}");
     let name = job["id"].as_str().expect("a name");
