@@ -12,7 +12,8 @@ pub struct Slow {
     pub source: Server,
     /// Where they go.
     pub target: Server,
-    folder: tempfile::TempDir,
+    /// Where their jobs are.
+    pub folder: tempfile::TempDir,
 }
 
 impl Slow {
@@ -26,7 +27,7 @@ impl Slow {
         Slow { source, target, folder: tempfile::tempdir().expect("a folder") }
     }
 
-    /// The folder for jobs.
+    /// The folder for jobs, as an option has it.
     pub fn state(&self) -> &str {
         self.folder.path().to_str().expect("a plain path")
     }
