@@ -12,8 +12,7 @@ use tokio::time::sleep;
 use crate::error::{Error, ErrorKind, Result, ServerError};
 use crate::link::Link;
 
-/// How long what writes may wait at a server that answers otherwise. Pauses of whimbrel's own are far
-/// shorter.
+/// How long what writes may wait at a server that answers otherwise. Pauses of syncs are far shorter.
 const HELD_MS_MAX: u64 = 5_000;
 
 /// Nobody publishes there.
@@ -26,7 +25,7 @@ impl Link {
     /// As [`Link::ask`]; `Paused` where the command could write, and somebody has paused the server's
     /// clients.
     pub async fn try_out(&mut self, args: &[&[u8]]) -> Result<Option<ServerError>> {
-        let reply = unless_paused(self, async |link| link.ask(args).await).await?;
+        let reply = unless_paused(self, HELD_MS_MAX, async |link| link.ask(args).await).await?;
         Ok(ServerError::of(&reply))
     }
 
@@ -44,15 +43,16 @@ impl Link {
 /// answer others either may take as long for it as the link allows.
 ///
 /// # Errors
-/// `Paused` where nothing is answered for 5 s although another connection is; what `work` returns.
+/// `Paused` where nothing is answered for `held_ms_max` although another connection is; what `work` returns.
 pub(crate) async fn unless_paused<T>(
     link: &mut Link,
+    held_ms_max: u64,
     work: impl AsyncFnOnce(&mut Link) -> Result<T>,
 ) -> Result<T> {
     let (endpoint, address, options) = (link.endpoint().clone(), link.address().clone(), link.options());
     let mut working = pin!(work(link));
     let held = async {
-        sleep(Duration::from_millis(HELD_MS_MAX)).await;
+        sleep(Duration::from_millis(held_ms_max)).await;
         let mut other = Link::open(&endpoint, &address, options).await?;
         other.ask(&[b"PING"]).await
     };
@@ -65,7 +65,7 @@ pub(crate) async fn unless_paused<T>(
             }
         }
     }
-    let kind = ErrorKind::Paused(HELD_MS_MAX);
+    let kind = ErrorKind::Paused(held_ms_max);
     Err(Error::new(endpoint.side, address.to_string(), "see what this user may write", kind).with_remedy(
         "writes wait there: somebody has run CLIENT PAUSE, or a failover or a shutdown is under way. CLIENT \
             LIST shows the clients that wait with flags=b. Wait until it is over, or end a pause with CLIENT \
@@ -79,10 +79,10 @@ pub(crate) async fn unless_paused<T>(
 ///
 /// # Errors
 /// `Paused`; as [`Link::ask`].
-pub(crate) async fn check_unpaused(link: &mut Link) -> Result<()> {
+pub(crate) async fn check_unpaused(link: &mut Link, held_ms_max: u64) -> Result<()> {
     if ServerError::of(&link.ask(&[b"MULTI"]).await?).is_some() {
         return Ok(());
     }
-    unless_paused(link, async |link| link.ask(&[b"PUBLISH", CHANNEL, b""]).await).await?;
+    unless_paused(link, held_ms_max, async |link| link.ask(&[b"PUBLISH", CHANNEL, b""]).await).await?;
     link.ask(&[b"DISCARD"]).await.map(drop)
 }

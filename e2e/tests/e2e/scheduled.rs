@@ -170,6 +170,7 @@ fn a_cutover_is_ordered_while_the_window_of_the_sync_is_closed() {
     let id = jobs(job.state.path(), &[])[0]["id"].as_str().expect("a name").to_owned();
     let set = |rate: &str| jobs(job.state.path(), &["set", &id, rate]);
     set(&night);
+    wait_until("it is known", || jobs(job.state.path(), &[])[0]["paused_until_s"].is_u64());
     let now = job.cutover(&["--fence", "acl", "--max-pause", "5s"]);
     assert_eq!(now.code(), Some(REFUSED), "{}{}", now.stdout, now.stderr);
     let at = typed("%Y-%m-%dT%H:%M:%SZ", now_s());

@@ -58,6 +58,9 @@ const LEGACY_SOURCE: [Command; 1] = [&[b"MIGRATE", b"", b"0", PROBE_KEY, b"0", b
 /// What the source asks of it, as the same user.
 const LEGACY_TARGET: [Command; 1] = [&[b"RESTORE-ASKING", PROBE_KEY, b"0", b"-"]];
 
+/// How much longer than the longest of whimbrel's own pauses.
+const HELD_MORE_MS: u64 = 2_000;
+
 /// Outside of a transaction, where they are refused for just that.
 const OF_TRANSACTIONS: [Command; 2] = [&[b"EXEC"], &[b"DISCARD"]];
 
@@ -68,26 +71,33 @@ impl Handover {
     /// `Server` for the first command that is forbidden; `Paused` where somebody has paused the clients of a
     /// node.
     pub async fn check_permissions(&mut self) -> Result<()> {
+        let held_ms_max = self.held_ms_max();
         let bumps = self.usual_fence() == FenceKind::Gossip;
         for (peer, own) in [(&mut self.source, &SOURCE[..]), (&mut self.target, &TARGET[..])] {
             let ranges = RANGES.iter().filter(|_| peer.traits.ranges);
             let bump = [&BUMP].into_iter().filter(|_| bumps);
             let needed = BOTH.iter().chain(own).chain(ranges).chain(bump).copied().collect();
-            check(peer, needed).await?;
+            check(peer, needed, held_ms_max).await?;
         }
         Ok(())
     }
 }
 
 impl Handover {
+    /// For how long a node may keep what writes waiting: as long as a pause may last that a killed job has left.
+    fn held_ms_max(&self) -> u64 {
+        self.long_pause_ms + HELD_MORE_MS
+    }
+
     /// As [`Handover::check_permissions`], for slots that move the classic way. That needs no transactions, and
     /// no rights for other keys than those that move: where the user has none of these, nothing is found out.
     ///
     /// # Errors
     /// Likewise.
     pub async fn check_legacy_permissions(&mut self) -> Result<()> {
+        let held_ms_max = self.held_ms_max();
         for (peer, own) in [(&mut self.source, &LEGACY_SOURCE[..]), (&mut self.target, &LEGACY_TARGET[..])] {
-            match check(peer, LEGACY.iter().chain(own).copied().collect()).await {
+            match check(peer, LEGACY.iter().chain(own).copied().collect(), held_ms_max).await {
                 Err(e) if is_of_the_check(&e) => {}
                 outcome => outcome?,
             }
@@ -104,19 +114,19 @@ fn is_of_the_check(error: &Error) -> bool {
 }
 
 /// Queues commands in a transaction that is never carried out: permissions are checked when they are queued.
-async fn check(peer: &mut Peer, needed: Vec<Command>) -> Result<()> {
+async fn check(peer: &mut Peer, needed: Vec<Command>, held_ms_max: u64) -> Result<()> {
     peer.run(async |link| {
         for command in OF_TRANSACTIONS {
             let reply = link.ask(command).await?;
             refused(link, command, ServerError::of(&reply))?;
         }
-        check_unpaused(link).await?;
+        check_unpaused(link, held_ms_max).await?;
         link.call(&[b"MULTI"]).await?;
         for command in &needed {
             link.push(command);
         }
         link.flush().await?;
-        let replies = unless_paused(link, async |link| link.replies(needed.len()).await).await?;
+        let replies = unless_paused(link, held_ms_max, async |link| link.replies(needed.len()).await).await?;
         link.call(&[b"DISCARD"]).await?;
         needed
             .iter()
