@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result, ServerError};
 use crate::link::Link;
 
 /// How long what writes may wait at a server that answers otherwise. Pauses of syncs are far shorter.
-const HELD_MS_MAX: u64 = 5_000;
+pub(crate) const HELD_MS_MAX: u64 = 5_000;
 
 /// Nobody publishes there.
 const CHANNEL: &[u8] = b"whimbrel:probe";

@@ -10,7 +10,7 @@ use whimbrel_wire::value::Value;
 use crate::error::{Code, Result, ServerError, Side};
 use crate::expiry::Clock;
 use crate::link::Link;
-use crate::paused::unless_paused;
+use crate::paused::{HELD_MS_MAX, unless_paused};
 
 /// The reply of `INFO` as fields.
 #[derive(Debug, Clone, Default)]
@@ -427,7 +427,8 @@ impl Capabilities {
         }
         link.flush().await?;
         let mut best = None;
-        let replies = unless_paused(link, async |link| link.replies(PAYLOAD_VERSIONS.len()).await).await?;
+        let replies =
+            unless_paused(link, HELD_MS_MAX, async |link| link.replies(PAYLOAD_VERSIONS.len()).await).await?;
         for (&version, reply) in PAYLOAD_VERSIONS.iter().zip(replies) {
             match ServerError::of(&reply).map(|e| e.code) {
                 Some(Code::PayloadFormat) => best = best.max(Some(version)),
