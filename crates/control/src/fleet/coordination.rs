@@ -287,18 +287,18 @@ impl Coordination {
         Ok(())
     }
 
-    /// A member speaks on a connection: true where it is another one than before. Then it is found out whether
-    /// its address is reached from here: only then a refusal later says anything.
+    /// A member speaks on a connection: true where it is another one than before. Then it is found out
+    /// whether its address is reached from here: only then a refusal later says anything.
     fn bind(&mut self, link: u64, member: MemberId) -> bool {
         let is_new = self.links.bind(link, member, clock::now_ms());
         if is_new && self.trusts_refusals {
-            self.look_at(member, Listens::Yes);
+            self.ask_host_of(member, Listens::Yes);
         }
         is_new
     }
 
     /// Finds out whether somebody listens at a member's address, and says so where it is as expected.
-    fn look_at(&self, member: MemberId, expected: Listens) {
+    fn ask_host_of(&self, member: MemberId, expected: Listens) {
         let Some(known) = self.links.known.get(&member) else { return };
         let (address, tell) = (known.hello.address.clone(), self.tell.clone());
         tokio::spawn(async move {
@@ -321,10 +321,10 @@ impl Coordination {
             return;
         };
         match self.links.known.get(&member).map(|known| known.reached) {
-            Some(true) => self.look_at(member, Listens::No),
+            Some(true) => self.ask_host_of(member, Listens::No),
             _ => tracing::warn!(
                 %member,
-                "its connection has ended, and its address was never reached from here: its lease is waited for"
+                "its connection has ended; its address was never reached from here, so its lease is waited for"
             ),
         }
     }
@@ -698,8 +698,8 @@ impl Coordination {
     }
 }
 
-/// Whether somebody listens at this address, by the word of its host; `None` where that is not known. A process
-/// that is being ended may listen a moment longer than its connections last.
+/// Whether somebody listens at this address, by the word of its host; `None` where that is not known. A
+/// process that is being ended may listen a moment longer than its connections last.
 async fn listens(address: &str, expected: Listens) -> Option<Listens> {
     for _ in 0..LOOKS {
         let hosts: Vec<SocketAddr> = timeout(LOOK_WITHIN, lookup_host(address)).await.ok()?.ok()?.collect();

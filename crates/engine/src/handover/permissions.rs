@@ -84,13 +84,14 @@ impl Handover {
 }
 
 impl Handover {
-    /// For how long a node may keep what writes waiting: as long as a pause may last that a killed job has left.
+    /// For how long a node may keep what writes waiting: as long as a pause may last that a killed job left.
     fn held_ms_max(&self) -> u64 {
         self.long_pause_ms + HELD_MORE_MS
     }
 
-    /// As [`Handover::check_permissions`], for slots that move the classic way. That needs no transactions, and
-    /// no rights for other keys than those that move: where the user has none of these, nothing is found out.
+    /// As [`Handover::check_permissions`], for slots that move the classic way. That needs no transactions,
+    /// and no rights for other keys than those that move: where the user has none of these, nothing is found
+    /// out.
     ///
     /// # Errors
     /// Likewise.
