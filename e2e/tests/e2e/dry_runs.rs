@@ -183,7 +183,7 @@ fn of_moves_of_slots(engine: Engine) {
         deny(cluster.nodes(), &[&format!("-{right}")]);
         refuse(&move_ten);
     }
-    for right in ["cluster|setslot", "cluster|getkeysinslot", "migrate", "restore-asking", "dump"] {
+    for right in ["cluster|setslot", "cluster|getkeysinslot", "migrate", "restore-asking"] {
         deny(cluster.nodes(), &[&format!("-{right}")]);
         refuse(&["reshard", &seed, "--slots", "0-9", "--to", second, "--method", "legacy"]);
     }

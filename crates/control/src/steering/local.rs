@@ -257,10 +257,17 @@ impl Steered for LocalJob {
                 store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
                 Ok(stood.into())
             }
-            other => steer(&self.rates, self.kind(), other).unwrap_or_else(|| {
-                let text = "this job can be paused, resumed, set and cancelled, and a sync be cut over";
-                Err(Refusal::unsupported(text))
-            }),
+            other => {
+                let steered = steer(&self.rates, self.kind(), other).unwrap_or_else(|| {
+                    let text = "this job can be paused, resumed, set and cancelled, and a sync be cut over";
+                    Err(Refusal::unsupported(text))
+                });
+                if let (Ok(_), Some((store, _))) = (&steered, &self.kept) {
+                    // Others go by it at once: a cutover is not rehearsed while the window is closed.
+                    store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
+                }
+                steered
+            }
         }
     }
 }
