@@ -324,7 +324,7 @@ impl Coordination {
             Some(true) => self.ask_host_of(member, Listens::No),
             _ => tracing::warn!(
                 %member,
-                "its connection has ended; its address was never reached from here, so its lease is waited for"
+                "its connection has ended, and its address was never reached: its lease is waited for"
             ),
         }
     }
