@@ -302,7 +302,7 @@ impl Coordination {
         let Some(known) = self.links.known.get(&member) else { return };
         let (address, tell) = (known.hello.address.clone(), self.tell.clone());
         tokio::spawn(async move {
-            if listens(&address, expected).await == Some(expected)
+            if is_confirmed(&address, expected).await
                 && let Some(tell) = tell.upgrade()
             {
                 // Where the coordinator has ended, the next one waits for the lease.
@@ -618,7 +618,8 @@ impl Coordination {
     fn may_be_dead(&self, member: MemberId) -> std::result::Result<(), Refused> {
         self.enrolled(member)?;
         let known = self.links.known.get(&member);
-        if known.is_some_and(|known| known.ended) {
+        // Its connection was seen to end.
+        if known.is_some() && !self.links.is_linked(member) {
             return Ok(());
         }
         // A coordinator that has just begun has heard nobody yet.
@@ -698,26 +699,27 @@ impl Coordination {
     }
 }
 
-/// Whether somebody listens at this address, by the word of its host; `None` where that is not known. A
-/// process that is being ended may listen a moment longer than its connections last.
-async fn listens(address: &str, expected: Listens) -> Option<Listens> {
+/// Whether the host of this address confirms that somebody listens there, or that nobody does. A process that
+/// is being ended may listen a moment longer than its connections last.
+async fn is_confirmed(address: &str, expected: Listens) -> bool {
     for _ in 0..LOOKS {
-        let hosts: Vec<SocketAddr> = timeout(LOOK_WITHIN, lookup_host(address)).await.ok()?.ok()?.collect();
+        let Ok(Ok(hosts)) = timeout(LOOK_WITHIN, lookup_host(address)).await else { return false };
+        let hosts: Vec<SocketAddr> = hosts.collect();
         let mut refusals = 0;
         for host in &hosts {
             match timeout(LOOK_WITHIN, TcpStream::connect(host)).await {
-                Ok(Ok(_)) if expected == Listens::Yes => return Some(Listens::Yes),
+                Ok(Ok(_)) if expected == Listens::Yes => return true,
                 Ok(Err(e)) if e.kind() == std::io::ErrorKind::ConnectionRefused => refusals += 1,
                 _ => {}
             }
         }
         // One of several that does not answer may be where it is.
         if expected == Listens::No && refusals == hosts.len() && refusals > 0 {
-            return Some(Listens::No);
+            return true;
         }
         sleep(LOOK_PAUSE).await;
     }
-    None
+    false
 }
 
 /// Writes what comes, in a thread of its own: the disk may take its time. It ends with the coordinator, or

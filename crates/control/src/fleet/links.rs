@@ -29,8 +29,6 @@ pub(super) struct Acquaintance {
     pub(super) trouble: String,
     /// Its address was reached from here while it was connected.
     pub(super) reached: bool,
-    /// Its connection was seen to end.
-    pub(super) ended: bool,
 }
 
 /// All connections.
@@ -52,9 +50,6 @@ impl Links {
             && self.of.get(&member) == Some(&link)
         {
             self.of.remove(&member);
-            if let Some(known) = self.known.get_mut(&member) {
-                known.ended = true;
-            }
         }
     }
 
@@ -86,7 +81,7 @@ impl Links {
                 other.outbox.close();
             }
             let known = self.known.entry(member).or_default();
-            (known.hello, known.ended, known.reached) = (hello, false, false);
+            (known.hello, known.reached) = (hello, false);
         }
         self.known.entry(member).or_default().heard_ms = now_ms;
         is_new

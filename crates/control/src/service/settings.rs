@@ -111,9 +111,14 @@ pub struct Cut {
 /// # Errors
 /// As [`Handover::open`] and [`Handover::check_legacy_permissions`].
 pub async fn check_legacy(deployment: &Deployment, planned: &Move) -> Result<()> {
+    handover_of(deployment, planned).await?.check_legacy_permissions().await
+}
+
+/// The handover of a move that has not begun.
+async fn handover_of(deployment: &Deployment, planned: &Move) -> Result<Handover> {
     let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
     let (source, target) = (planned.source.clone(), planned.target.clone());
-    Handover::open_with(deployment, source, target, options).await?.check_legacy_permissions().await
+    Handover::open_with(deployment, source, target, options).await
 }
 
 /// How the slots of one move are cut, and what pause that needs.
@@ -127,9 +132,7 @@ pub async fn cut_into_batches(
     settings: &Settings,
     keys_of: impl Fn(Slot) -> u64,
 ) -> Result<Cut> {
-    let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
-    let (source, target) = (planned.source.clone(), planned.target.clone());
-    let mut handover = Handover::open_with(deployment, source, target, options).await?;
+    let mut handover = handover_of(deployment, planned).await?;
     handover.check_permissions().await?;
     let fence = handover.fence_kind();
     let Rules { atomic, verify, .. } = settings.rules;

@@ -81,9 +81,7 @@ impl Handover {
         }
         Ok(())
     }
-}
 
-impl Handover {
     /// For how long a node may keep what writes waiting: as long as a pause may last that a killed job left.
     fn held_ms_max(&self) -> u64 {
         self.long_pause_ms + HELD_MORE_MS
@@ -110,8 +108,8 @@ impl Handover {
 /// Whether it is the way in which rights are found out that is forbidden: transactions, or the probe's key.
 fn is_of_the_check(error: &Error) -> bool {
     let of_transactions = ["EXEC", "DISCARD", "MULTI"].iter().any(|name| *error.tried == **name);
-    let of_keys = |e: &ServerError| e.text.contains("key") && !e.text.contains("command");
-    of_transactions || error.server().is_some_and(of_keys)
+    let of_key = |e: &ServerError| e.code == Code::NoPermission && !e.forbids_command();
+    of_transactions || error.server().is_some_and(of_key)
 }
 
 /// Queues commands in a transaction that is never carried out: permissions are checked when they are queued.

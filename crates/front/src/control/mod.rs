@@ -287,8 +287,7 @@ impl Control {
             // Clients wrote until now, and may have loaded libraries.
             first_database_alone(&self.source, keyspace(&migration.servers.source).await?.1)?;
             share_libraries(&migration).await?;
-            self.state.save(Phase::Moving.into())?;
-            if paused { self.state.save_pause(true) } else { Ok(()) }
+            self.state.save_with(Phase::Moving.into(), paused)
         };
         if let Err(error) = begun.await {
             migration.ready.send_replace(Ready::Never);

@@ -141,11 +141,7 @@ impl Control {
             unsuspicious(migration)?;
         }
         let is_paused = *next.paused.borrow();
-        let turned = Stand { phase: Phase::Moving, turns: next.turns };
-        let saved = self.state.save(turned).and_then(|()| match is_paused {
-            true => self.state.save_pause(true),
-            false => Ok(()),
-        });
+        let saved = self.state.save_with(Stand { phase: Phase::Moving, turns: next.turns }, is_paused);
         if saved.is_err() {
             // It may have been written all the same. Either is right for the process that comes next, but
             // this is what goes on.

@@ -143,6 +143,15 @@ impl StateFile {
         self.write(&mut last, Kept { stand, paused })
     }
 
+    /// As [`StateFile::save`], and whether the background is paused there: a process that dies between two
+    /// writes would leave one without the other.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn save_with(&self, stand: Stand, paused: bool) -> Result<()> {
+        self.write(&mut self.last.lock(), Kept { stand, paused })
+    }
+
     /// Writes down that the background is paused, or no more.
     ///
     /// # Errors
