@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::error::{Result, ServerError};
 use whimbrel_engine::link::Link;
@@ -35,6 +36,9 @@ const LOOKED_INTO_KEYS_MAX: u64 = 1_000_000;
 /// How far the remaining times of one key may lie apart, in milliseconds: servers tell them relative to now.
 const TTL_TOLERANCE_MS: u64 = 1_000;
 
+/// How far the clocks of both sides may lie apart, in milliseconds, where a key is gone on one side only.
+const DUE_MS: i64 = 100;
+
 /// What a comparison found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Comparison {
@@ -54,6 +58,30 @@ impl Comparison {
         if self.told.len() < TOLD_MAX {
             self.told.push(what);
         }
+    }
+
+    /// Counts keys whose elements differ, but for those whose time came while they were read, on one side
+    /// before the other. A key that is there still was there all the time.
+    async fn differs_unless_gone(
+        &mut self,
+        source: &mut Link,
+        target: &mut Link,
+        keys: &[Bytes],
+        asked: Asked,
+    ) -> Result<()> {
+        let what = match asked {
+            Asked::Values => "has different values",
+            Asked::Times => "has different numbers of elements",
+        };
+        for (key, pair) in keys.iter().zip(read_pairs(source, target, keys, asked).await?) {
+            let how = match pair.judge() {
+                Judgement::Same if pair.is_gone() => continue,
+                Judgement::Differs(how) => how,
+                _ => what,
+            };
+            self.differs(format!("{} {how}", crate::keys::shown(key)));
+        }
+        Ok(())
     }
 
     /// Adds what another one found.
@@ -115,31 +143,20 @@ pub(super) async fn counts(source: &mut Link, target: &mut Link, slots: &SlotSet
 pub(super) async fn keys(source: &mut Link, target: &mut Link, keys: &[Bytes]) -> Result<Comparison> {
     let mut found = Comparison::default();
     for part in keys.chunks(KEYS_AT_ONCE) {
-        let (ours, theirs) = tokio::join!(read(source, part, false), read(target, part, true));
         let mut unlike = Vec::new();
-        for (key, (ours, theirs)) in part.iter().zip(ours?.into_iter().zip(theirs?)) {
+        let pairs = read_pairs(source, target, part, Asked::Values).await?;
+        for (key, pair) in part.iter().zip(pairs) {
             found.compared += 1;
-            let name = || crate::keys::shown(key);
-            match (ours, theirs) {
-                (None, None) => {}
-                // A key that is there with an expiry in the past is gone for every client.
-                (Some(one), None) | (None, Some(one)) if one.is_due() => {}
-                (Some(_), None) => found.differs(format!("{} is missing on the target", name())),
-                (None, Some(_)) => found.differs(format!("{} is on the target only", name())),
-                (Some(ours), Some(theirs)) => {
-                    if !ours.same_expiry(&theirs) {
-                        found.differs(format!("{} expires at different times", name()));
-                    } else if ours.payload != theirs.payload {
-                        unlike.push(key);
-                    }
-                }
+            match pair.judge() {
+                Judgement::Same => {}
+                Judgement::Differs(how) => found.differs(format!("{} {how}", crate::keys::shown(key))),
+                Judgement::OtherPayload => unlike.push(key.clone()),
             }
         }
-        for (key, is_same) in unlike.iter().zip(same_elements(source, target, &unlike).await?) {
-            if !is_same {
-                found.differs(format!("{} has different values", crate::keys::shown(key)));
-            }
-        }
+        let same = same_elements(source, target, &unlike).await?;
+        let unlike: Vec<Bytes> =
+            unlike.into_iter().zip(same).filter(|(_, is_same)| !is_same).map(|(key, _)| key).collect();
+        found.differs_unless_gone(source, target, &unlike, Asked::Values).await?;
     }
     Ok(found)
 }
@@ -162,15 +179,16 @@ pub(super) async fn cardinalities(
         }
         source.flush().await?;
         target.flush().await?;
+        let mut unlike = Vec::new();
         for (key, command) in part {
             let ours = reply(source, false, command).await?.as_int();
             let theirs = reply(target, true, command).await?.as_int();
             found.compared += 1;
             if ours != theirs {
-                let name = crate::keys::shown(key);
-                found.differs(format!("{name} has different numbers of elements"));
+                unlike.push(key.clone());
             }
         }
+        found.differs_unless_gone(source, target, &unlike, Asked::Times).await?;
     }
     Ok(found)
 }
@@ -192,11 +210,6 @@ struct FirstAnswer {
 }
 
 impl FirstAnswer {
-    /// Its time comes at any moment, and may have come on one side already.
-    fn is_due(&self) -> bool {
-        (0..100).contains(&self.ttl_ms)
-    }
-
     /// Both sides are asked within a moment; a difference beyond that is one that matters.
     fn same_expiry(&self, other: &FirstAnswer) -> bool {
         match (self.ttl_ms, other.ttl_ms) {
@@ -206,27 +219,99 @@ impl FirstAnswer {
     }
 }
 
-async fn read(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Option<FirstAnswer>>> {
+/// What both sides say of one key.
+struct Pair {
+    ours: Option<FirstAnswer>,
+    theirs: Option<FirstAnswer>,
+    /// How far apart they may have been asked, in milliseconds.
+    apart_ms: i64,
+}
+
+/// What follows from a [`Pair`].
+enum Judgement {
+    Same,
+    /// How, in words that follow the key's name.
+    Differs(&'static str),
+    /// What does not show in what was asked so far.
+    OtherPayload,
+}
+
+impl Pair {
+    fn judge(&self) -> Judgement {
+        // A key that is there on one side, with an expiry that may have passed when the other was asked, is
+        // gone for every client.
+        let is_due = |one: &FirstAnswer| (0..self.apart_ms.saturating_add(DUE_MS)).contains(&one.ttl_ms);
+        match (&self.ours, &self.theirs) {
+            (None, None) => Judgement::Same,
+            (Some(one), None) | (None, Some(one)) if is_due(one) => Judgement::Same,
+            (Some(_), None) => Judgement::Differs("is missing on the target"),
+            (None, Some(_)) => Judgement::Differs("is on the target only"),
+            (Some(ours), Some(theirs)) if !ours.same_expiry(theirs) => {
+                Judgement::Differs("expires at different times")
+            }
+            (Some(ours), Some(theirs)) if ours.payload != theirs.payload => Judgement::OtherPayload,
+            _ => Judgement::Same,
+        }
+    }
+
+    /// Whether it is gone, on one side at least.
+    fn is_gone(&self) -> bool {
+        self.ours.is_none() || self.theirs.is_none()
+    }
+}
+
+/// What is asked about each key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// How long it has left.
+    Times,
+    /// That, and its payload.
+    Values,
+}
+
+/// Asks both sides about each key.
+async fn read_pairs(source: &mut Link, target: &mut Link, keys: &[Bytes], asked: Asked) -> Result<Vec<Pair>> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let begun = Instant::now();
+    let (ours, theirs) = tokio::join!(read(source, keys, asked, false), read(target, keys, asked, true));
+    let apart_ms = i64::try_from(begun.elapsed().as_millis()).unwrap_or(i64::MAX);
+    Ok(ours?.into_iter().zip(theirs?).map(|(ours, theirs)| Pair { ours, theirs, apart_ms }).collect())
+}
+
+async fn read(
+    link: &mut Link,
+    keys: &[Bytes],
+    asked: Asked,
+    asking: bool,
+) -> Result<Vec<Option<FirstAnswer>>> {
+    let commands: &[&[u8]] = match asked {
+        Asked::Times => &[b"PTTL"],
+        Asked::Values => &[b"PTTL", b"DUMP"],
+    };
     for key in keys {
-        let commands: [&[&[u8]]; 2] = [&[b"PTTL", key], &[b"DUMP", key]];
         for command in commands {
             if asking {
                 link.push(&[b"ASKING"]);
             }
-            link.push(command);
+            link.push(&[command, key]);
         }
     }
     link.flush().await?;
-    let mut looks = Vec::with_capacity(keys.len());
+    let mut answers = Vec::with_capacity(keys.len());
     for _ in keys {
-        let ttl = reply(link, asking, b"PTTL").await?.as_int().unwrap_or(-2);
-        let dump = reply(link, asking, b"DUMP").await?.into_bytes();
-        looks.push(dump.filter(|_| ttl != -2).map(|dump| {
+        let ttl_ms = reply(link, asking, b"PTTL").await?.as_int().unwrap_or(-2);
+        let dump = match asked {
+            Asked::Times => Some(Bytes::new()),
+            Asked::Values => reply(link, asking, b"DUMP").await?.into_bytes(),
+        };
+        answers.push(dump.filter(|_| ttl_ms != -2).map(|dump| {
             let len = dump.len().saturating_sub(Footer::LEN);
-            FirstAnswer { payload: dump.slice(..len), ttl_ms: ttl }
+            FirstAnswer { payload: dump.slice(..len), ttl_ms }
         }));
     }
-    Ok(looks)
+    Ok(answers)
 }
 
 async fn reply(link: &mut Link, asking: bool, command: &[u8]) -> Result<Value> {
@@ -261,7 +346,7 @@ async fn ask_all(link: &mut Link, asking: bool, questions: &[Vec<&[u8]>]) -> Res
 type Elements = Option<(String, i64, Vec<Vec<Value>>)>;
 
 /// The elements of each key, in three round trips.
-async fn elements_of(link: &mut Link, asking: bool, keys: &[&Bytes]) -> Result<Vec<Elements>> {
+async fn elements_of(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Vec<Elements>> {
     let types: Vec<Vec<&[u8]>> = keys.iter().map(|key| vec![&b"TYPE"[..], key]).collect();
     let kinds: Vec<String> = ask_all(link, asking, &types)
         .await?
@@ -321,7 +406,7 @@ fn ordered(kind: &str, reply: Value) -> Vec<Vec<Value>> {
 }
 
 /// Whether values whose payloads differ hold the same elements.
-async fn same_elements(source: &mut Link, target: &mut Link, keys: &[&Bytes]) -> Result<Vec<bool>> {
+async fn same_elements(source: &mut Link, target: &mut Link, keys: &[Bytes]) -> Result<Vec<bool>> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }

@@ -34,6 +34,11 @@ whimbrel_lab::for_each_engine! {
         keys_move_with_a_tracking_feed_as_well
 }
 
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        keys_that_expire_while_they_are_compared_do_not_differ
+}
+
 /// From this size on a value moves in chunks here, so that a few thousand elements are enough.
 const BIG_KEY_BYTES: u64 = 64 << 10;
 
@@ -291,6 +296,50 @@ async fn keys_of_slots_move_while_clients_write(engine: Engine) {
 
 async fn keys_move_with_a_tracking_feed_as_well(engine: Engine) {
     moves_everything(engine, Some(FeedKind::Tracking)).await;
+}
+
+/// Large sets have other payloads on the other side, so their elements are asked for, in several questions.
+/// The time of each key comes at some moment between two of them.
+async fn keys_that_expire_while_they_are_compared_do_not_differ(engine: Engine) {
+    const KEYS: u32 = 300;
+    const MEMBERS: u32 = 140;
+    let scene = Scene::new(engine).await;
+    let slots = moving_slots();
+    let names: Vec<String> = (0..KEYS).map(|i| key((i % 100) as u16, &format!("set{i}"))).collect();
+    let mut client = scene.cluster.connection_to(0);
+    for name in &names {
+        let members: Vec<String> = (0..MEMBERS).map(|i| format!("m{i}")).collect();
+        cmd("SADD").arg(name).arg(members).exec(&mut client).expect("a set");
+    }
+    let options = FeedOptions::default();
+    let feed = Feed::attach(&scene.deployment, &scene.source, slots.clone(), options).await.expect("a feed");
+    let touched = feed.touched();
+    let mut mover = scene.mover().await;
+    let mut link = scene.deployment.open(&scene.source, 0).await.expect("a link");
+    mover.begin_batch(feed.misses_consumer_groups());
+    mover.snapshot(&count_keys(&mut link, &slots).await.expect("counted")).await.expect("a snapshot");
+    mover.compare_ahead(&slots).await.expect("compared");
+    // What is touched from here on is compared.
+    for (name, i) in names.iter().zip(0..) {
+        cmd("PEXPIRE").arg(name).arg(2_000 + 10 * i).exec(&mut client).expect("an expiry");
+    }
+    let info = link.call(&[b"INFO", b"replication"]).await.expect("info");
+    let info = whimbrel_engine::probe::Info::parse(info.as_bytes().expect("text"));
+    let offset = info.number("master_repl_offset").expect("an offset");
+    assert!(feed.reach(offset, 10_000).await.expect("a feed"), "the feed reaches the offset");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    assert!(mover.drain(&touched, deadline).await.expect("drained"), "drained in time");
+    let mut compared = 0;
+    loop {
+        let left = cmd("EXISTS").arg(&names[names.len() - 1]).query::<u32>(&mut client).expect("exists");
+        let found = mover.compare(&slots, Level::Full).await.expect("compared");
+        assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.told);
+        compared += found.compared;
+        if left == 0 {
+            break;
+        }
+    }
+    assert!(compared > u64::from(KEYS) * 2, "compared {compared}");
 }
 
 /// A rate holds from the first key on: at no moment more has arrived than it allows, but for what is read
