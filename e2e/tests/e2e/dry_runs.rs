@@ -272,9 +272,12 @@ fn of_fleets() {
 #[track_caller]
 fn both_name_the_pause_of(server: &Server, args: &[&str]) {
     server.call(&["CLIENT", "PAUSE", "600000", "WRITE"]);
-    for how in ["--dry-run", "--yes"] {
-        let refused = Invocation::unasked(&[args, &[how]].concat()).timeout(PATIENCE).run().expect_code(3);
-        let told = refusal(&refused);
+    // They wait for the same pause, so they may do so at once.
+    let begun =
+        ["--dry-run", "--yes"].map(|how| (how, Invocation::unasked(&[args, &[how]].concat()).spawn()));
+    for (how, mut running) in begun {
+        let ended = running.wait(PATIENCE).unwrap_or_else(|| panic!("{args:?} {how} does not end"));
+        let told = refusal(&ended.expect_code(3));
         for words in [&*server.addr(), "its clients are paused", "CLIENT PAUSE", "CLIENT UNPAUSE"] {
             assert!(told.contains(words), "{args:?} {how}: {words}: {told}");
         }
