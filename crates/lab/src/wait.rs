@@ -1,5 +1,6 @@
 //! Waiting for what other processes do in their own time.
 
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,4 +21,13 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "it is never so that {what}");
         thread::sleep(LOOK);
     }
+}
+
+/// Waits until nobody listens there. The port of one that has just ended may be another test's at once, for a
+/// while.
+///
+/// Panics after two minutes.
+#[track_caller]
+pub fn wait_until_refused(address: SocketAddr) {
+    wait_until("nobody listens there", || TcpStream::connect(address).is_err());
 }

@@ -10,7 +10,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{ErrorKind, Side};
 use whimbrel_engine::nodes::ClusterView;
-use whimbrel_lab::Engine;
+use whimbrel_lab::{Engine, wait_until_refused};
 
 use crate::daemon::{NODES, Notebook, PATIENCE, Raw, Running, slots};
 
@@ -58,7 +58,7 @@ async fn each_port_shows_the_cluster_as_its_node_does() {
     let main = server.raw().await.ask(&["CLUSTER", "NODES"]).await;
     assert!(main.contains("127.0.0.1:7000@1 myself,master"), "{main}");
     server.stop().await;
-    assert!(tokio::net::TcpStream::connect(("127.0.0.1", ports[0])).await.is_err());
+    wait_until_refused(([127, 0, 0, 1], ports[0]).into());
 }
 
 fn job(name: &str, source: usize, target: usize, state: JobState) -> JobView {

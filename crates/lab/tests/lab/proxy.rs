@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use whimbrel_lab::{Engine, Proxy, Server};
+use whimbrel_lab::{Engine, Proxy, Server, wait_until_refused};
 
 whimbrel_lab::for_each_engine! {
     a_cut_link_refuses_until_it_is_healed
@@ -39,7 +39,7 @@ fn a_cut_link_refuses_until_it_is_healed(engine: Engine) {
     let addr = proxy.addr();
     drop(proxy);
     assert!(ping(&mut stream).is_err());
-    assert!(TcpStream::connect(addr).is_err());
+    wait_until_refused(addr.parse().unwrap());
 }
 
 #[test]
