@@ -56,6 +56,13 @@ impl ClusterBuilder {
         self
     }
 
+    /// As [`ServerBuilder::modules`] for each node.
+    #[must_use]
+    pub fn modules(mut self) -> Self {
+        self.template = self.template.modules();
+        self
+    }
+
     /// How many replicas each primary has; none unless told.
     #[must_use]
     pub fn replicas(mut self, each: usize) -> Self {

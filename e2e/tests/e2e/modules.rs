@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use redis::{Connection, Value};
 use whimbrel_e2e::binary::{Invocation, Output};
+use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::deployment::ask;
+use whimbrel_e2e::resharding::Scene;
 use whimbrel_e2e::syncing::{Sync, report, wait_until_following};
-use whimbrel_lab::{Engine, Server, wait_until};
+use whimbrel_lab::{ClusterBuilder, Engine, Server, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -45,17 +47,32 @@ const MADE_BY: &[&str] = &[
 const TYPES: usize = 8;
 
 fn fill(server: &Server) {
-    let mut connection = server.connection();
+    fill_tagged(&mut server.connection(), |_| String::new());
+}
+
+/// With the tag of each number in the names of its keys.
+fn fill_tagged(connection: &mut Connection, tag: impl Fn(usize) -> String) {
     for n in 0..KEYS {
         for command in MADE_BY {
-            ask(&mut connection, &command.replace('%', &n.to_string()));
+            ask(connection, &tagged(command, n, &tag(n)));
         }
     }
 }
 
+fn tagged(words: &str, number: usize, tag: &str) -> String {
+    words.replace(":%", &format!(":{tag}{number}")).replace('%', &number.to_string())
+}
+
 /// What modules say that their keys hold, without a dump.
 fn contents(server: &Server, keys: usize) -> BTreeMap<String, Value> {
-    let mut connection = server.connection();
+    contents_tagged(&mut server.connection(), keys, |_| String::new())
+}
+
+fn contents_tagged(
+    connection: &mut Connection,
+    keys: usize,
+    tag: impl Fn(usize) -> String,
+) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     for n in 0..keys {
         for question in [
@@ -70,8 +87,8 @@ fn contents(server: &Server, keys: usize) -> BTreeMap<String, Value> {
             "TDIGEST.QUANTILE digest:% 0 0.5 1",
             "HGETALL hash:%",
         ] {
-            let question = question.replace('%', &n.to_string());
-            let answer = ask(&mut connection, &question);
+            let question = tagged(question, n, &tag(n));
+            let answer = ask(connection, &question);
             found.insert(question, answer);
         }
     }
@@ -230,6 +247,54 @@ fn indexes_are_named_with_what_makes_them(from: Engine, to: Engine) {
     }
 }
 
+/// Keys of modules move with their slots, and are compared before these are handed over.
+fn keys_of_modules_move_with_their_slots(engine: Engine) {
+    let layout = [vec![0..=5_460], vec![5_461..=10_922], vec![10_923..=16_383]];
+    let scene = Scene::of(engine, 0, &layout).cluster(ClusterBuilder::modules).start();
+    let tags = tags_in(0..=999, KEYS);
+    let tag = |number: usize| format!("{{{}}}", tags[number]);
+    fill_tagged(&mut scene.cluster.connection_to(0), tag);
+    let before = contents_tagged(&mut scene.cluster.connection_to(0), KEYS, tag);
+    for (to, compared) in [(1, "sample"), (2, "full")] {
+        scene.reshard("0-999", to, &["--method", "external", "--verify", compared]).run().expect_code(0);
+        assert_eq!(contents_tagged(&mut scene.cluster.connection_to(to), KEYS, tag), before, "{compared}");
+    }
+}
+
+/// Vector sets are linked at random, so no two of them have the same payload: they are compared by their
+/// vectors.
+fn vector_sets_move_with_their_slots(engine: Engine) {
+    const VECTORS: usize = 80;
+    let layout = [vec![0..=5_460], vec![5_461..=10_922], vec![10_923..=16_383]];
+    let scene = Scene::of(engine, 0, &layout).start();
+    let tags = tags_in(0..=999, 20);
+    let mut source = scene.cluster.connection_to(0);
+    for tag in &tags {
+        for n in 0..VECTORS {
+            let vector = format!("{} 0.{n} {}", n % 7, 1_000 - n);
+            ask(&mut source, &format!("VADD {{{tag}}}v VALUES 3 {vector} e{n} SETATTR {{\"n\":{n}}}"));
+        }
+    }
+    let contents = |node: usize| -> Vec<Value> {
+        let mut connection = scene.cluster.connection_to(node);
+        let questions = tags.iter().flat_map(|tag| {
+            let of_one = |n| ["VEMB", "VGETATTR"].map(|what| format!("{what} {{{tag}}}v e{n}"));
+            std::iter::once(format!("VCARD {{{tag}}}v")).chain((0..VECTORS).flat_map(of_one))
+        });
+        questions.map(|question| ask(&mut connection, &question)).collect()
+    };
+    let before = contents(0);
+    for (to, compared) in [(1, "sample"), (2, "full")] {
+        scene.reshard("0-999", to, &["--method", "external", "--verify", compared]).run().expect_code(0);
+        assert_eq!(contents(to), before, "{compared}");
+    }
+    scene.assert_all_run();
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis80 Redis86: vector_sets_move_with_their_slots
+}
+
 /// All of them take servers that the tier `all` brings.
 mod matrix {
     use whimbrel_lab::Engine::{Redis70, Redis72, Redis74, Valkey91};
@@ -262,6 +327,16 @@ mod matrix {
     #[test]
     fn types_that_valkey_lacks_are_named() {
         super::types_that_the_target_lacks_are_named_before_anything_begins(Redis74, Valkey91);
+    }
+
+    #[test]
+    fn keys_of_modules_move_with_their_slots_on_redis_7_2() {
+        super::keys_of_modules_move_with_their_slots(Redis72);
+    }
+
+    #[test]
+    fn keys_of_modules_move_with_their_slots_on_redis_7_4() {
+        super::keys_of_modules_move_with_their_slots(Redis74);
     }
 
     #[test]

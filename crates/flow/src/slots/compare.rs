@@ -28,6 +28,12 @@ const TOLD_MAX: usize = 10;
 /// Values with more elements than this are compared by their number of elements only.
 const ELEMENTS_MAX: i64 = 10_000;
 
+/// The type of a vector set.
+const VECTOR_SET: &str = "vectorset";
+
+/// How many vectors of one are compared at most.
+const VECTORS_MAX: i64 = 1_000;
+
 /// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server
 /// and takes memory, both by the number of keys. A snapshot lists slots of any size; here writers wait
 /// meanwhile, and a pause that becomes too long is given up by the fence.
@@ -362,6 +368,7 @@ async fn elements_of(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Ve
             "list" => (b"LLEN", vec![b"LRANGE", key, b"0", b"-1"]),
             "stream" => (b"XLEN", vec![b"XRANGE", key, b"-", b"+"]),
             "string" => (b"STRLEN", vec![b"GET", key]),
+            VECTOR_SET => (b"VCARD", vec![b"VDIM", key]),
             _ => continue,
         };
         known.push((at, vec![length, &key[..]], all));
@@ -411,5 +418,38 @@ async fn same_elements(source: &mut Link, target: &mut Link, keys: &[Bytes]) -> 
         return Ok(Vec::new());
     }
     let (ours, theirs) = tokio::join!(elements_of(source, false, keys), elements_of(target, true, keys));
-    Ok(ours?.into_iter().zip(theirs?).map(|(ours, theirs)| ours.is_some() && ours == theirs).collect())
+    let mut same = Vec::with_capacity(keys.len());
+    for (key, (ours, theirs)) in keys.iter().zip(ours?.into_iter().zip(theirs?)) {
+        let is_same = ours.is_some() && ours == theirs;
+        same.push(match ours {
+            Some((kind, count, _)) if is_same && kind == VECTOR_SET => {
+                same_vectors(source, target, key, count).await?
+            }
+            _ => is_same,
+        });
+    }
+    Ok(same)
+}
+
+/// Whether two vector sets with as many elements hold the same: links between vectors are chosen at random,
+/// so payloads differ. Nothing goes through one in pieces, so of a large one a random part is compared.
+async fn same_vectors(source: &mut Link, target: &mut Link, key: &Bytes, count: i64) -> Result<bool> {
+    let most = count.min(VECTORS_MAX).to_string();
+    let names = ask_all(source, false, &[vec![b"VRANDMEMBER", key, most.as_bytes()]]).await?;
+    let names = names.into_iter().next().and_then(Value::into_items).unwrap_or_default();
+    let names: Vec<Bytes> = names.into_iter().filter_map(Value::into_bytes).collect();
+    for part in names.chunks(KEYS_AT_ONCE) {
+        let questions: Vec<Vec<&[u8]>> = part
+            .iter()
+            .flat_map(|name| [vec![b"VEMB", &key[..], name, b"RAW"], vec![b"VGETATTR", &key[..], name]])
+            .collect();
+        let (ours, theirs) =
+            tokio::join!(ask_all(source, false, &questions), ask_all(target, true, &questions));
+        let ours = ours?;
+        // Where it may not be asked, it is not known to be the same.
+        if ours.iter().any(|reply| ServerError::of(reply).is_some()) || ours != theirs? {
+            return Ok(false);
+        }
+    }
+    Ok(!names.is_empty())
 }
