@@ -74,7 +74,7 @@ impl FromStr for Window {
 
     fn from_str(text: &str) -> Result<Window, TimeError> {
         let (from, rest) = text.split_once('-').ok_or(TimeError::Window)?;
-        let (until, offset) = rest.split_at_checked(5).ok_or(TimeError::Window)?;
+        let (until, offset) = rest.split_at(rest.find(['Z', '+', '-']).unwrap_or(rest.len()));
         let offset = if offset.is_empty() { Some(0) } else { offset_s(offset) };
         let offset = offset.ok_or(TimeError::Window)?;
         let of_day = |text| {
@@ -103,11 +103,14 @@ impl From<Window> for String {
     }
 }
 
-/// As it is written, in UTC: `01:00-05:00Z`.
+/// As it is written, in UTC: `01:00-05:00Z`, with seconds where it has any: jobs are written down so.
 impl fmt::Display for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [from, until] = [self.from_s, self.until_s].map(|s| (s / HOUR_S, s / MINUTE_S % MINUTE_S));
-        write!(f, "{:02}:{:02}-{:02}:{:02}Z", from.0, from.1, until.0, until.1)
+        let [from, until] = [self.from_s, self.until_s].map(|s| {
+            let time = format!("{:02}:{:02}", s / HOUR_S, s / MINUTE_S % MINUTE_S);
+            if s % MINUTE_S == 0 { time } else { format!("{time}:{:02}", s % MINUTE_S) }
+        });
+        write!(f, "{from}-{until}Z")
     }
 }
 
@@ -289,8 +292,11 @@ mod tests {
         assert_eq!(words("02:30"), format!("{only} next from 22:00Z, in 19h 30m"));
         assert_eq!(words("22:00"), format!("{only} now, until 02:30Z, for 4h 30m more"));
         assert_eq!(words("02:29:30"), format!("{only} now, until 02:30Z, for 30.0 s more"));
-        let written = serde_json::to_string(&night).expect("JSON");
-        assert_eq!(serde_json::from_str::<Window>(&written).expect("a window"), night);
+        for written in ["22:00-02:30Z", "01:00:30-05:00Z", "01:00-05:00:59Z", "01:00:30-01:00:31Z"] {
+            assert_eq!(window(written).expect("a window").to_string(), written);
+            let as_json = serde_json::to_string(&window(written).expect("a window")).expect("JSON");
+            assert_eq!(serde_json::from_str(&as_json).ok(), window(written).ok());
+        }
     }
 
     #[test]

@@ -126,8 +126,10 @@ impl Store {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(self.fail("list", &e)),
         };
+        // What is no file, a pipe for example, could keep its reader waiting.
         let ids = files.filter_map(|file| {
-            file.ok()?.path().file_name()?.to_str()?.strip_suffix(".json").map(str::to_owned)
+            let file = file.ok().filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()))?;
+            file.file_name().to_str()?.strip_suffix(".json").map(str::to_owned)
         });
         Ok(ids.take(JOBS_MAX).filter_map(|id| self.find(&id)).collect())
     }
@@ -266,13 +268,18 @@ impl Store {
     /// Keeps how a job ended under a name of its own, which is returned: its next run has the same name.
     /// Nothing depends on it, so a failure is no error.
     pub fn end(&self, status: &Status) -> String {
-        let name = status.kept_as();
+        let mut kept = status.clone().with_origin_of(self.find(&status.id).as_ref());
+        // Runs that began within the same second take the next ones: none takes the place of another.
+        while self.path(&status.id, "json").exists() && self.path(&kept.kept_as(), "json").exists() {
+            kept.created_s += 1;
+        }
+        let name = kept.kept_as();
         for ending in ["json", "events", "report"] {
             // Not every job has one.
             let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));
         }
         let _ = self.keep_schedule(&status.id, None::<&()>);
-        self.publish(&Status { id: name.clone(), scheduled: None, ..status.clone() });
+        self.publish(&Status { id: name.clone(), scheduled: None, ..kept });
         self.prune();
         name
     }
@@ -575,6 +582,23 @@ mod tests {
             assert!(by.ends_with(&as_user) && by.chars().count() <= 100 + as_user.len(), "{by}");
             assert!(!by.contains(['\u{202e}', '\u{7}', '\u{200b}']), "{by:?}");
         }
+    }
+
+    #[test]
+    fn runs_of_one_second_are_all_kept() {
+        let (_folder, store) = store();
+        let (id, updated_s) = ("copy-1".to_owned(), now_s());
+        let run = Status { id, created_s: 7, updated_s, ended: true, ..Status::default() };
+        let names: Vec<String> = (0..3)
+            .map(|_| {
+                store.publish(&run);
+                store.end(&run)
+            })
+            .collect();
+        assert_eq!(names, ["copy-1-7", "copy-1-8", "copy-1-9"]);
+        let listed = store.list().expect("listed").into_iter().map(|entry| entry.status.id);
+        assert_eq!(listed.collect::<Vec<_>>(), names);
+        assert!(names.iter().all(|name| store.find(name).is_some_and(|kept| kept.is_run_of("copy-1"))));
     }
 
     #[test]
