@@ -238,7 +238,7 @@ impl Executor {
                 if changes_owners && e.server().is_none() {
                     return Outcome::Unknown { message: e.to_string() };
                 }
-                Outcome::Refused(reason_of(&e, self.stop.is_cancelled()))
+                Outcome::Refused(self.reason_of(&e).await)
             }
         }
     }

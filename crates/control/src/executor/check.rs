@@ -84,6 +84,7 @@ impl Executor {
         if !self.begun || self.gives_way {
             self.handover().await?.begin().await?;
             (self.begun, self.gives_way) = (true, false);
+            self.give_way_to_begun().await?;
         }
         let (source, target) = (seen.source.process, seen.target.process);
         self.members = Some(self.handover().await?.members().clone());
@@ -122,6 +123,24 @@ impl Executor {
                 return Err(because(Why::Interrupted, "cancelled"));
             }
         }
+    }
+
+    /// Another one may have begun since we looked, before it saw us: a connection that was lost in between
+    /// has a later number than it had. Nothing was changed yet, so both can go back and look again, not at
+    /// once.
+    ///
+    /// # Errors
+    /// `Transient` where there is one.
+    async fn give_way_to_begun(&mut self) -> Result<(), Trouble> {
+        let others = self.handover().await?.other_jobs().await?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        self.gives_way = true;
+        self.forget_links();
+        self.stop.run_until_cancelled(tokio::time::sleep(strangers::give_way())).await;
+        let jobs = strangers::all_shown(&others);
+        Err(because(Why::Transient, format!("another whimbrel began at the same moment: {jobs}")))
     }
 
     /// Somebody may have begun a migration of the servers' own on one of the nodes since the check: one that

@@ -3,20 +3,25 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use whimbrel_core::migration::{Observation, Seen, Why};
+use whimbrel_core::migration::{Observation, Reason, Seen, Why};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_time;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{self, Feed, FeedOptions};
+use whimbrel_engine::nodes::{ClusterView, Node};
 
 use super::silence::Silence;
-use super::{Executor, Trouble, because};
+use super::{Executor, Trouble, because, reason_of};
 use crate::clock::now_s;
 use crate::progress::JobProgress;
 
 /// After how long it is said why a feed is not attached yet, and how often that is looked at again.
 const HOLDUP_EVERY: Duration = Duration::from_millis(700);
+
+/// How long a node may take to say which nodes it has lost: nothing is undone meanwhile.
+const LOST_WITHIN: Duration = Duration::from_millis(500);
 
 impl Executor {
     /// Takes note of a node that does not answer and of what was in the way, or of that they do.
@@ -45,6 +50,21 @@ impl Executor {
         self.silent = silent;
     }
 
+    /// What an error means for the batch. Where a node says that its cluster is down, the nodes that it has
+    /// lost are named: their links may not have failed us yet.
+    pub(super) async fn reason_of(&self, e: &Error) -> Reason {
+        let mut reason = reason_of(e, self.stop.is_cancelled());
+        if e.server().is_some_and(|e| e.code == Code::ClusterDown)
+            && let Ok(Ok(lost)) = tokio::time::timeout(LOST_WITHIN, lost_nodes(&self.deployment, e)).await
+            && !lost.is_empty()
+        {
+            let nodes = if lost.len() == 1 { "this primary" } else { "these primaries" };
+            reason.message =
+                format!("{}; {nodes} cannot be reached there: {}", reason.message, lost.join(", "));
+        }
+        reason
+    }
+
     /// Attaches a feed, and says what it waits for where that takes its time.
     pub(super) async fn attach_feed(
         &self,
@@ -71,6 +91,15 @@ impl Executor {
             Some(feed) => Ok(feed?),
         }
     }
+}
+
+/// The primaries with slots that a node cannot reach which answered with an error.
+async fn lost_nodes(deployment: &Deployment, answered: &Error) -> Result<Vec<String>, Error> {
+    let Some(address) = Address::parse_tcp(&answered.at) else { return Ok(Vec::new()) };
+    let view = ClusterView::ask(&mut deployment.open(&address, 0).await?).await?;
+    let is_lost = |node: &&Node| node.is_primary() && !node.slots.is_empty() && !node.is_usable();
+    let shown = |node: &Node| format!("{} ({})", node.address, node.id.short());
+    Ok(view.nodes.iter().filter(|node| !node.flags.myself).filter(is_lost).map(shown).collect())
 }
 
 async fn report_holdup(deployment: &Deployment, address: &Address, progress: &JobProgress) -> Infallible {
