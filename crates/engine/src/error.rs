@@ -385,6 +385,8 @@ impl ServerError {
             "NOAUTH" => Code::NoAuth,
             "WRONGPASS" => Code::WrongPassword,
             "WRONGTYPE" => Code::WrongType,
+            // Said of EXEC itself, which this user may not run.
+            "EXECABORT" if text.contains("because of: NOPERM") => Code::NoPermission,
             "EXECABORT" => Code::ExecAbort,
             _ if text.contains("DUMP payload version or checksum") => Code::PayloadVersion,
             _ if text.contains("Bad data format") => Code::PayloadFormat,
@@ -444,6 +446,16 @@ mod tests {
             e.to_string(),
             "whimbrel: no (it was left) (tried: MIGRATE); allow a longer pause, or compare less"
         );
+    }
+
+    #[test]
+    fn a_transaction_that_may_not_be_run_is_forbidden() {
+        let of = |text: &str| ServerError::classify(text.as_bytes());
+        let exec =
+            of("EXECABORT Transaction discarded because of: NOPERM this user has no permissions to run \
+                       the 'exec' command");
+        assert!(exec.code == Code::NoPermission && exec.forbids_command(), "{exec:?}");
+        assert_eq!(of("EXECABORT Transaction discarded because of previous errors.").code, Code::ExecAbort);
     }
 
     #[test]
