@@ -229,14 +229,17 @@ fn trouble(shown: &SyncShown) -> String {
     silent.chain(full).collect::<Vec<_>>().join("; ")
 }
 
-/// The longest lag, and the sum in bytes: unknown where that of one primary is.
+/// The longest lag, and the sum in bytes: unknown where that of one primary is. Bytes are left out where a
+/// feed tells none.
 pub fn lag_in_words(shown: &SyncShown) -> String {
-    let lags: Option<Vec<(u64, u64)>> =
-        shown.sources.iter().map(|s| Some((s.lag_ms?, s.lag_bytes?))).collect();
+    let lags: Option<Vec<u64>> = shown.sources.iter().map(|source| source.lag_ms).collect();
     let Some(lags) = lags else { return "unknown".to_owned() };
-    let ms = lags.iter().map(|(ms, _)| *ms).max().unwrap_or(0);
-    let bytes = format_bytes(lags.iter().map(|(_, bytes)| bytes).sum());
-    if ms < 10_000 { format!("{ms} ms, {bytes}") } else { format!("{}, {bytes}", format_duration_ms(ms)) }
+    let ms = lags.into_iter().max().unwrap_or(0);
+    let ms = if ms < 10_000 { format!("{ms} ms") } else { format_duration_ms(ms) };
+    match shown.sources.iter().map(|source| source.lag_bytes).sum::<Option<u64>>() {
+        Some(bytes) => format!("{ms}, {}", format_bytes(bytes)),
+        None => ms,
+    }
 }
 
 /// Hooks of the cutover that failed: their events, and how.

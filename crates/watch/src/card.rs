@@ -137,6 +137,8 @@ pub(crate) fn lines_of_sync(status: &Value, rates: &str, screen: Screen) -> Stri
 fn sources(status: &Value, screen: Screen) -> String {
     let of = |value: &Value| value.as_u64().unwrap_or(0);
     let unknown = || "unknown".to_owned();
+    // Of a feed that has no offsets.
+    let none = |source: &Value| source["feed"] == "tracking";
     let mut table = Table::new(
         &[
             column("PRIMARY", 0),
@@ -152,8 +154,11 @@ fn sources(status: &Value, screen: Screen) -> String {
     for source in status["sources"].as_array().into_iter().flatten() {
         table.row(vec![
             source["address"].as_str().unwrap_or_default().to_owned(),
-            format_count(of(&source["offset"])),
-            source["lag_bytes"].as_u64().map_or_else(unknown, format_bytes),
+            if none(source) { "-".to_owned() } else { format_count(of(&source["offset"])) },
+            match source["lag_bytes"].as_u64() {
+                None if none(source) => "-".to_owned(),
+                lag => lag.map_or_else(unknown, format_bytes),
+            },
             source["lag_ms"].as_u64().map_or_else(unknown, format_count),
             format_count(of(&source["touched"])),
             format_count(of(&source["resumed"])),

@@ -273,6 +273,11 @@ impl Feed {
         self.shared.broken.lock().clone()
     }
 
+    /// Why no other one could take its place yet, of one that has ended.
+    pub fn is_not_replaced(&self, why: &Error) {
+        self.shared.is_broken(Some(why.to_string()));
+    }
+
     /// How often a dropped link was resumed without a gap.
     pub fn resumed(&self) -> u64 {
         self.shared.resumed.load(Ordering::Relaxed)

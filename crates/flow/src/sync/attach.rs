@@ -56,7 +56,9 @@ impl Syncer {
                 sources.push(source);
                 continue;
             }
-            match self.attach_to(shard, &known).await {
+            let ended = old.iter().find(|source| *source.feed.address() == shard.primary);
+            let ended = ended.map(|source| source.feed.clone());
+            match self.attach_to(shard, &known, ended.as_deref()).await {
                 Ok(source) => sources.push(source),
                 Err(e) => {
                     // A process that goes on after this finds them as they were, and repairs them again.
@@ -73,7 +75,8 @@ impl Syncer {
         Ok(())
     }
 
-    async fn attach_to(&mut self, shard: &Shard, known: &[Position]) -> Result<Source> {
+    /// What is in the way shows with the feed that has `ended`, in whose place the new one comes.
+    async fn attach_to(&mut self, shard: &Shard, known: &[Position], ended: Option<&Feed>) -> Result<Source> {
         let shared = self.shared.clone();
         let mut backoff = Backoff::new(shared.options.retry);
         loop {
@@ -93,7 +96,12 @@ impl Syncer {
                     self.doubt = self.doubt.union(&shard.slots);
                     return Ok(Source::new(&shared, shard, feed, None, self.options.all_dbs));
                 }
-                Err(e) => shared.pause(&mut backoff, e).await?,
+                Err(e) => {
+                    if let Some(ended) = ended {
+                        ended.is_not_replaced(&e);
+                    }
+                    shared.pause(&mut backoff, e).await?;
+                }
             }
             // Another node may lead the shard by now: who asked looks at the topology again.
             shared.refresh_source().await;
@@ -102,7 +110,7 @@ impl Syncer {
                 && let Some(now) =
                     topology.shards.iter().max_by_key(|s| s.slots.intersection(&shard.slots).len())
             {
-                return Box::pin(self.attach_to(&now.clone(), known)).await;
+                return Box::pin(self.attach_to(&now.clone(), known, ended)).await;
             }
         }
     }
