@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::facts::Facts;
+use super::ways::{Way, WayKind};
 
 /// Reading and writing go on at the same time; of a target nothing is known but how far away it is. So a copy
 /// takes between what reading takes with all lanes and this much of what it takes with one.
@@ -39,6 +40,20 @@ pub struct Estimates {
     pub pause: Option<Span>,
     /// Keys that can be carried over each second, at least.
     pub carried_per_second: Option<u64>,
+}
+
+impl Estimates {
+    /// Without what only ways would take that are not open. Where none was tried, any may be.
+    pub fn of_open(self, ways: &[Way]) -> Estimates {
+        if ways.is_empty() {
+            return self;
+        }
+        let is_open = |is: &dyn Fn(WayKind) -> bool| ways.iter().any(|way| way.is_open() && is(way.kind));
+        let copy = self.copy.filter(|_| is_open(&|kind| kind == WayKind::Copy));
+        let sync = self.sync.filter(|_| copy.is_some() && is_open(&WayKind::follows));
+        let pause = self.pause.filter(|_| sync.is_some() && is_open(&WayKind::pauses));
+        Estimates { copy, sync, pause, ..self }
+    }
 }
 
 /// Estimates.
@@ -150,6 +165,22 @@ mod tests {
         assert_eq!(estimate(&slow).copy.expect("known").least_ms, 1_000_000);
         slow.plan.rate_bytes = Some(50_000);
         assert_eq!(estimate(&slow).copy.expect("known").least_ms, 2_000_000);
+    }
+
+    #[test]
+    fn nothing_is_estimated_of_ways_that_are_closed() {
+        let all = estimate(&facts(1_000));
+        let of = |open: &[WayKind]| {
+            let problem = |kind| (!open.contains(&kind)).then(|| "it is forbidden".to_owned());
+            let way = |kind| Way { kind, problem: problem(kind), remedy: None };
+            all.of_open(&WayKind::ALL.map(way))
+        };
+        let tracked = of(&[WayKind::Copy, WayKind::FollowTracking, WayKind::CutoverExternal]);
+        assert_eq!((tracked.copy, tracked.sync, tracked.pause), (all.copy, all.sync, None));
+        assert_eq!(of(&[WayKind::Copy, WayKind::FollowTracking, WayKind::CutoverFront]).pause, all.pause);
+        assert_eq!(of(&[WayKind::Copy, WayKind::CutoverAcl]).sync, None);
+        assert_eq!(of(&[WayKind::FollowReplication]).copy, None);
+        assert_eq!(all.of_open(&[]), all);
     }
 
     #[test]

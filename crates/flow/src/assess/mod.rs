@@ -129,6 +129,7 @@ fn concluded(facts: Facts, took: Duration) -> Assessment {
         Some(Severity::Notes) | None => Verdict::Ready,
     };
     let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    let estimates = estimates.of_open(&facts.ways);
     Assessment { facts, estimates, findings, verdict, duration_ms }
 }
 

@@ -47,6 +47,11 @@ impl WayKind {
         WayKind::CutoverExternal,
     ];
 
+    /// Whether whimbrel itself keeps writers waiting. Where somebody else stops them, they decide how long.
+    pub fn pauses(self) -> bool {
+        !matches!(self, WayKind::Copy | WayKind::CutoverExternal) && !self.follows()
+    }
+
     /// Whether it is one to follow the source.
     pub fn follows(self) -> bool {
         matches!(self, WayKind::FollowReplication | WayKind::FollowTracking)
