@@ -36,6 +36,13 @@ export function settings(kept = {}) {
   });
   const compare = select("compare", COMPARES, kept.compare ?? "sample");
   const reverse = checkbox("Keep a way to roll back (--reverse-sync)", "reverse", kept.reverse ?? true);
+  const later = (test, placeholder) =>
+    h("input", { type: "text", test, placeholder, value: kept[test] ?? "", autocomplete: "off" });
+  const [at, between] = [
+    later("cutover-at", "2026-11-26T02:00Z"),
+    later("cutover-between", "01:00-05:00"),
+  ];
+  const whenReady = checkbox("Only once the pause would be short enough", "cutover-ready", kept.ready ?? false);
   const node = h(
     "div",
     { class: "fields" },
@@ -43,6 +50,9 @@ export function settings(kept = {}) {
     field("Writes may be paused for", pause, "for example 100ms or 1s"),
     field("Compare", compare),
     h("div", { class: "field" }, reverse.node),
+    field("Not before", at, "empty for now; a time with its offset orders it for later"),
+    field("Only between", between, "empty for any; a time of the day, in UTC"),
+    h("div", { class: "field" }, whenReady.node),
   );
   const keep = () =>
     Object.assign(kept, {
@@ -50,6 +60,9 @@ export function settings(kept = {}) {
       pause: pause.value,
       compare: compare.value,
       reverse: reverse.input.checked,
+      "cutover-at": at.value,
+      "cutover-between": between.value,
+      ready: whenReady.input.checked,
     });
   node.addEventListener("input", keep);
   return {
@@ -69,6 +82,12 @@ export function settings(kept = {}) {
       compare: compare.value,
       reverse: reverse.input.checked,
     }),
+    /** When it is due, where that is not now. */
+    later: () => ({
+      at: at.value.trim() || undefined,
+      between: between.value.trim() || undefined,
+      when_ready: whenReady.input.checked || undefined,
+    }),
     /** The same as a command. */
     line(job, { dryRun = false, back = false } = {}) {
       const words = ["whimbrel", "cutover", job, "--fence", fence.value, "--max-pause", pause.value.trim()];
@@ -76,6 +95,11 @@ export function settings(kept = {}) {
       if (back) words.push("--back");
       else if (reverse.input.checked) words.push("--reverse-sync");
       if (dryRun) words.push("--dry-run");
+      else if (!back) {
+        if (at.value.trim()) words.push("--at", at.value.trim());
+        if (between.value.trim()) words.push("--between", between.value.trim());
+        if (whenReady.input.checked) words.push("--when-ready");
+      }
       return words.map(quoted).join(" ");
     },
   };
@@ -100,15 +124,21 @@ export async function rehearse(name, values, back = false) {
  * Asks for the job's name, and for what is doubtful to be confirmed, then cuts over; `done` gets what came of
  * it.
  */
-export function ask(job, values, line, { back = false, doubts = [], done }) {
+export function ask(job, values, line, { back = false, later = {}, doubts = [], done }) {
   const [from, to] = [job.source, job.target];
+  const due = [
+    later.at && `not before ${later.at}`,
+    later.between && `between ${later.between}`,
+    later.when_ready && "once the pause would be short enough",
+  ].filter(Boolean);
   return confirm({
     title: back ? `Roll back to ${to}` : `Cut over to ${to}`,
     test: "cutover",
     name: job.name,
-    verb: back ? "Roll back" : "Cut over",
+    verb: back ? "Roll back" : due.length ? "Order it" : "Cut over",
     doubts,
     lines: [
+      due.length ? `Later, and by itself: ${due.join(", ")}. It can be taken back until then.` : null,
       `Writes are paused for at most ${duration(values.max_pause_ms)}. Then ${to} takes over from ${from}.`,
       values.fence === "none"
         ? "Nothing keeps writers away from the source afterwards."
@@ -122,7 +152,7 @@ export function ask(job, values, line, { back = false, doubts = [], done }) {
       command(line),
     ].filter(Boolean),
     run: async (name) => {
-      const body = { ...values, reverse: values.reverse && !back, back, dry_run: false, confirm: name };
+      const body = { ...values, ...later, reverse: values.reverse && !back, back, dry_run: false, confirm: name };
       done(await post(jobPath(job.name, "cutover"), body));
     },
   });

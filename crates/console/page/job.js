@@ -109,11 +109,6 @@ function tookOf(job) {
 
 /** What is true of it, as pairs. */
 function facts(job) {
-  const rates = [
-    job.rate_keys && `${count(job.rate_keys)} keys/s`,
-    job.rate_bytes && `${bytes(job.rate_bytes)}/s`,
-    job.max_latency_ms && `slower while a server takes over ${duration(job.max_latency_ms)}`,
-  ].filter(Boolean);
   return [
     ["Kind", job.kind],
     ["Begun by", job.begun_by],
@@ -123,7 +118,7 @@ function facts(job) {
     ["Cluster", job.cluster],
     ["Method", job.method],
     ["Method changed because", job.fell_back],
-    ["Limits", rates.join(", ")],
+    ["Limits", job.limits],
     ["Cutover ordered", job.scheduled],
     ["Listens on", job.listen],
     ["Started", time(job.created_s)],
@@ -154,7 +149,7 @@ export function syncParts(status) {
   const sources = (status.sources ?? []).map((s) => [
     s.address,
     known(s.lag_ms, duration),
-    known(s.lag_bytes, bytes),
+    s.feed === "tracking" ? "-" : known(s.lag_bytes, bytes),
     count(s.touched),
     s.feed,
     heard(s),
@@ -193,29 +188,43 @@ const bound = (input, parse) => {
 
 function setForm(name) {
   const input = (test, placeholder) => h("input", { type: "text", test, placeholder, autocomplete: "off" });
-  const [keys, size, slow] = [
+  const inputs = [
     input("set-keys", "5k"),
     input("set-bytes", "64MiB"),
     input("set-latency", "5ms"),
+    input("set-lag", "64MiB"),
+    input("set-load", "60%"),
+    input("set-between", "01:00-05:00"),
+    input("set-memory", "64MiB"),
   ];
+  const [keys, size, slow, lag, load, between, memory] = inputs;
+  const same = (word) => word;
   return form({
     test: "set-form",
     label: "Set",
-    ready: () => [keys, size, slow].some((i) => i.value.trim()),
+    ready: () => inputs.some((i) => i.value.trim()),
     parts: h(
       "div",
       { class: "fields" },
       field("Keys per second", keys, "5k, or none for no bound"),
       field("Bytes per second", size, "64MiB, or none"),
       field("Slower above", slow, "a server's latency: 5ms, or none"),
+      field("Slower where replicas are behind", lag, "of the target: 64MiB, 5s, or none"),
+      field("Slower where a server is busy", load, "percent of a core: 60%, or none"),
+      field("Only between", between, "a time of the day, in UTC: 01:00-05:00, or none"),
+      field("Memory", memory, "values in flight, of a copy or a sync: 64MiB"),
     ),
     run: async () => {
       await post(jobPath(name, "set"), {
         rate_keys: bound(keys, parseCount),
         rate_bytes: bound(size, parseBytes),
         max_latency_ms: bound(slow, parseDuration),
+        max_lag: bound(lag, same),
+        max_load: bound(load, same),
+        between: bound(between, same),
+        memory_bytes: bound(memory, parseBytes),
       });
-      [keys, size, slow].forEach((i) => (i.value = ""));
+      inputs.forEach((i) => (i.value = ""));
       return "It is set.";
     },
   });
@@ -245,6 +254,36 @@ function askCancel(job) {
     run: async (confirmed) => {
       await post(jobPath(job.name, "cancel"), { confirm: confirmed });
       announce(`${job.name} is being cancelled`);
+    },
+  });
+}
+
+/** Goes on with a job that was interrupted: passwords are written down nowhere, so they are asked for. */
+function askGoOn(job) {
+  const secret = (test) => h("input", { type: "password", test, autocomplete: "off" });
+  const passwords = [secret("go-on-source-password"), secret("go-on-target-password")];
+  confirm({
+    title: `Go on with ${job.name}`,
+    test: "go-on",
+    name: job.name,
+    verb: "Go on",
+    lines: [
+      job.kind === "verify"
+        ? "It goes on where it stopped."
+        : `It goes on where it stopped, and writes to ${job.target} as before.`,
+      field("Password of the source", passwords[0], "where it needs one"),
+      field("Password of the target", passwords[1], "where it needs one"),
+      h("p", { class: "dim" }, "Files for TLS are not known here: with these it goes on by the terminal:"),
+      command(job.again),
+    ],
+    run: async (confirmed) => {
+      const [source, target] = passwords.map((input) => input.value || undefined);
+      await post(jobPath(job.name, "go-on"), {
+        confirm: confirmed,
+        source_password: source,
+        target_password: target,
+      });
+      announce(`${job.name} goes on`);
     },
   });
 }
@@ -297,8 +336,9 @@ function actions(job, said) {
   const can = job.can ?? [];
   const order = (verb, done) => async () => {
     try {
-      await post(jobPath(job.name, verb));
-      fill(said, h("p", {}, done));
+      const answer = await post(jobPath(job.name, verb));
+      const until = verb === "resume" && answer?.rates?.paused_until_s;
+      fill(said, h("p", {}, until ? `${done} Its keys wait for their time of the day: ${time(until)}.` : done));
     } catch (error) {
       fill(said, failure(error));
     }
@@ -306,6 +346,7 @@ function actions(job, said) {
   return [
     can.includes("pause") && button("Pause", "pause", order("pause", "Paused: no keys move.")),
     can.includes("resume") && button("Resume", "resume", order("resume", "Resumed.")),
+    can.includes("go-on") && button("Go on …", "go-on", () => askGoOn(job)),
     can.includes("cutover") &&
       h(
         "a",

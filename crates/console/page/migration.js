@@ -1,6 +1,7 @@
 // The guided way of one migration. Each step says what is true, what is missing, and the command that does
 // the same. The page never goes on by itself.
 
+import { jobPath, post } from "./api.js";
 import { attr, button, command, failure, fill, h, refill, show, text } from "./dom.js";
 import { lagOf, reader, syncParts } from "./job.js";
 import { doneOf, mood } from "./jobs.js";
@@ -218,7 +219,16 @@ function skeleton(name, mine, update, look) {
     class: "danger",
   });
   at.cutSaid = h("div", {});
-  at.cut = step(5, "Cut over", "step-cutover", at.cutButton.node, at.cutSaid, part("cutLine"));
+  at.withdraw = button("Take the order back", "cutover-withdraw", () => doWithdraw(at, name));
+  at.cut = step(
+    5,
+    "Cut over",
+    "step-cutover",
+    at.cutButton.node,
+    at.withdraw,
+    at.cutSaid,
+    part("cutLine"),
+  );
   at.backSaid = h("div", { role: "status" });
   at.backRehearse = gated("Rehearse the rollback", "back-rehearse", () =>
     doBack(at, name, mine, true, update),
@@ -273,7 +283,17 @@ function doCutover(at, job, mine, look, update) {
     ],
   ].filter(Boolean);
   try {
-    ask(job, at.choices.values(), at.choices.line(job.name), { doubts, done });
+    const later = at.choices.later();
+    ask(job, at.choices.values(), at.choices.line(job.name), { doubts, later, done });
+  } catch (error) {
+    fill(at.cutSaid, failure(error));
+  }
+}
+
+async function doWithdraw(at, name) {
+  try {
+    await post(jobPath(name, "cutover/withdraw"));
+    fill(at.cutSaid, h("p", { role: "status" }, "Taken back: it is not cut over later."));
   } catch (error) {
     fill(at.cutSaid, failure(error));
   }
@@ -373,6 +393,7 @@ function paintCutover(at, job, mine, remembered) {
   );
   at.rehearseButton.set(why);
   const done = mine.done?.answer;
+  show(at.withdraw, Boolean(job.scheduled) && !job.ended && may("administer"));
   const verified = isVerified(job);
   const missing = [
     !verified && "nothing was verified: no comparison since the sync began says that both sides are equal",

@@ -7,13 +7,14 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
-use whimbrel_control::cutovers::compared;
+use whimbrel_control::cutovers::{compared, rehearsal};
 use whimbrel_control::daemon::Jobs as _;
 use whimbrel_control::fronts;
 use whimbrel_control::jobs::CancelAnswer;
 use whimbrel_control::service;
-use whimbrel_control::steering::{Call, Request};
+use whimbrel_control::steering::{Call, Request, Scheduled};
 use whimbrel_control::store::{Entry, Kind, Status, Store};
+use whimbrel_core::schedule::{TimeError, When, parse_time};
 use whimbrel_core::units::{format_count_of, format_duration_ms};
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::budget::RateChange;
@@ -21,10 +22,18 @@ use whimbrel_flow::sync::{Compare, CutoverOptions};
 
 use crate::failure::{Answer, Failure};
 use crate::inner::Inner;
+use crate::runs::GoOnWanted;
 
 /// How long a cutover may take besides its pause: slots are gone through again before, and hooks are run. A
 /// process that hangs is noticed long before.
 const CUTOVER_WITHIN: Duration = Duration::from_secs(2 * 3600);
+
+/// How limits are written that are no numbers.
+const LIMITS: &str =
+    "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00; null for no bound";
+
+/// How the time of a cutover is written.
+const LATER: &str = "write at as 2026-11-26T02:00Z, between as 01:00-05:00";
 
 /// The longest pause that can be asked for, in milliseconds.
 const PAUSE_MAX_MS: u64 = 60_000;
@@ -42,6 +51,22 @@ pub struct RatesWanted {
     /// How long a server may take for an answer, in milliseconds.
     #[serde(deserialize_with = "present")]
     max_latency_ms: Option<Option<u64>>,
+    /// How far replicas of the target may be behind: `64MiB`, or `5s`.
+    #[serde(deserialize_with = "named")]
+    max_lag: Option<Option<String>>,
+    /// How much of a core a server may use: `60%`.
+    #[serde(deserialize_with = "named")]
+    max_load: Option<Option<String>>,
+    /// At which time of the day keys move: `01:00-05:00`.
+    #[serde(deserialize_with = "named")]
+    between: Option<Option<String>>,
+    /// Bytes of values in flight.
+    memory_bytes: Option<u64>,
+}
+
+/// What is there is `Some`, also where it is `null`.
+fn named<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<String>>, D::Error> {
+    Option::deserialize(from).map(Some)
 }
 
 /// What is there is `Some`, also where it is `null`. Who writes 0 means to stop the job, and not to take its
@@ -55,14 +80,33 @@ fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D:
 
 impl RatesWanted {
     /// As a job is asked for it: 0 is no bound.
-    pub fn change(&self) -> RateChange {
+    ///
+    /// # Errors
+    /// For what is written in another way than on the command line.
+    pub fn change(&self) -> Answer<RateChange> {
         let asked = |wanted: Option<Option<u64>>| wanted.map(Option::unwrap_or_default);
-        RateChange {
+        let change = RateChange {
             keys: asked(self.rate_keys),
             bytes: asked(self.rate_bytes),
             max_latency_ms: asked(self.max_latency_ms),
             ..RateChange::default()
-        }
+        };
+        let memory = self.memory_bytes.map(|bytes| Some(bytes.to_string()));
+        let written = [
+            ("max-lag", &self.max_lag),
+            ("max-load", &self.max_load),
+            ("between", &self.between),
+            ("memory", &memory),
+        ];
+        written.iter().try_fold(change, |change, (name, wanted)| match wanted {
+            None => Ok(change),
+            Some(value) => {
+                let value = value.as_deref().unwrap_or("none");
+                let later = format!("{name}={value}").parse::<RateChange>();
+                let wrong = |e: String| Failure::bad(format!("{name}: {e}")).with_remedy(LIMITS);
+                later.map(|later| change.and(later)).map_err(wrong)
+            }
+        })
     }
 }
 
@@ -82,6 +126,12 @@ pub struct CutoverWanted {
     fence_for_ms: u64,
     quiet_for_ms: u64,
     wait_for_quiet_ms: u64,
+    /// Not before this time.
+    at: Option<String>,
+    /// Only at this time of the day.
+    between: Option<String>,
+    /// Only once writes would be paused for at most `max_pause_ms`.
+    when_ready: bool,
 }
 
 impl Default for CutoverWanted {
@@ -97,6 +147,9 @@ impl Default for CutoverWanted {
             fence_for_ms: 60_000,
             quiet_for_ms: 5_000,
             wait_for_quiet_ms: 600_000,
+            at: None,
+            between: None,
+            when_ready: false,
         }
     }
 }
@@ -133,6 +186,15 @@ impl CutoverWanted {
             "fence": self.fence, "max_pause_ms": self.max_pause_ms, "compare": self.compare,
             "reverse": self.reverse, "back": self.back,
         })
+    }
+
+    /// When it is due, where that is not now.
+    fn when(&self) -> Answer<When> {
+        let wrong = |name: &str, e: TimeError| Failure::bad(format!("{name}: {e}")).with_remedy(LATER);
+        let at = self.at.as_deref().map(parse_time).transpose().map_err(|e| wrong("at", e))?;
+        let window = self.between.as_deref().map(str::parse).transpose();
+        let window = window.map_err(|e| wrong("between", e))?;
+        Ok(When { not_before_s: at, window, when_ready: self.when_ready })
     }
 
     fn options(&self, folder: &Path, sync: &Status) -> Answer<CutoverOptions> {
@@ -235,16 +297,22 @@ pub(crate) async fn cancel(inner: Arc<Inner>, name: String) -> Answer<Value> {
         && status.cluster == mover.cluster()
     {
         mover.queue.cancel(&name).await?;
-        return Ok(json!({"job": name}));
+        return Ok(asked_to_end(&name));
     }
     match inner.jobs().cancel(&entry).await? {
-        CancelAnswer::Asked | CancelAnswer::Discarded => Ok(json!({"job": name})),
+        CancelAnswer::Discarded => Ok(json!({"job": name, "state": "cancelled"})),
+        CancelAnswer::Asked => Ok(asked_to_end(&name)),
         CancelAnswer::HasEnded => Err(has_ended(&name, &status.phase)),
         CancelAnswer::NeedsCluster => {
             let what = format!("job {name} was interrupted, and is of another cluster: {}", status.cluster);
             Err(Failure::conflict(what).with_remedy(format!("on a terminal: whimbrel jobs cancel {name}")))
         }
     }
+}
+
+/// It was told to end. Whether it could still be cancelled, its phase says once it has ended.
+fn asked_to_end(name: &str) -> Value {
+    json!({"job": name, "state": "asked"})
 }
 
 /// Jobs of a plan that are to be ended.
@@ -304,13 +372,54 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
             .with_remedy("name the sync"));
     }
     let options = wanted.options(&inner.options.state_dir, &entry.status)?;
-    let socket = inner.jobs().store.socket(&name);
-    let within = wanted.within();
-    let call = Call { socket: &socket, request: Request::Cutover(options), within };
+    let when = wanted.when()?;
+    let store = inner.jobs().store;
+    let socket = store.socket(&name);
     // A console that stops withdraws what it can: nothing is begun that nobody would hear of.
-    let answer = call.make(&inner.stop, |_| {}).await?;
-    let report = answer.outcome?;
-    Ok(json!({"outcome": report, "text": in_words(&report, wanted.dry_run)}))
+    let cut_over = async |options| {
+        let call = Call { socket: &socket, request: Request::Cutover(options), within: wanted.within() };
+        Answer::Ok(call.make(&inner.stop, |_| {}).await?.outcome?)
+    };
+    if !when.is_later() || wanted.dry_run {
+        let report = cut_over(options).await?;
+        return Ok(json!({"outcome": report, "text": in_words(&report, wanted.dry_run)}));
+    }
+    if let Some(rehearsal) = rehearsal(&entry.status, &options) {
+        cut_over(rehearsal).await?;
+    }
+    let scheduled = Scheduled { when, options };
+    let words = scheduled.in_words();
+    let request = Request::Schedule(Some(scheduled));
+    service::ask(&store, &name, request, "schedule the cutover of").await?;
+    Ok(json!({"ordered": words, "text": [format!("ordered: it cuts over {words}")]}))
+}
+
+/// Takes a cutover back that was ordered for later.
+pub(crate) async fn withdraw(inner: Arc<Inner>, name: String) -> Answer<Value> {
+    find(&inner, &name).await?;
+    let (_, stood) = service::withdraw_cutover(&inner.jobs().store, &name).await?;
+    if !stood {
+        return Err(Failure::conflict(format!("no cutover of {name} is ordered"))
+            .with_remedy("nothing is left to take back"));
+    }
+    Ok(json!({"job": name}))
+}
+
+/// Goes on with a copy, a sync or a verification that was interrupted.
+pub(crate) async fn go_on(inner: Arc<Inner>, name: String, wanted: GoOnWanted, who: String) -> Answer<Value> {
+    let Entry { status, running } = find(&inner, &name).await?;
+    if status.ended {
+        return Err(has_ended(&name, &status.phase));
+    }
+    if running {
+        return Err(Failure::conflict(format!("job {name} runs")).with_remedy("nothing has to go on"));
+    }
+    if status.again.is_empty() {
+        return Err(Failure::conflict(format!("job {name} cannot go on from here"))
+            .with_remedy("its page says what goes on with it, if anything does"));
+    }
+    let entry = inner.runs.clone().go_on(&status, wanted, who).await?;
+    Ok(json!({"name": entry.status.id}))
 }
 
 /// What came of a cutover.
@@ -339,13 +448,29 @@ mod tests {
 
     #[test]
     fn absent_rates_stay_and_null_takes_a_bound_away() {
-        let change = |text: &str| serde_json::from_str::<RatesWanted>(text).map(|wanted| wanted.change());
+        let change = |text: &str| {
+            let wanted = serde_json::from_str::<RatesWanted>(text).map_err(|e| e.to_string())?;
+            wanted.change().map_err(|e| e.error)
+        };
         let set = change(r#"{"rate_keys": 100, "rate_bytes": null}"#).expect("rates");
         assert_eq!((set.keys, set.bytes, set.max_latency_ms), (Some(100), Some(0), None));
         assert_eq!(change("{}").expect("rates"), RateChange::default());
-        for wrong in
-            [r#"{"rate": 1}"#, r#"{"rate_keys": -1}"#, r#"{"rate_keys": 0}"#, r#"{"rate_keys": "many"}"#, "7"]
-        {
+        let others = r#"{"max_lag": "64MiB", "max_load": null, "between": "01:00-05:00", "memory_bytes": 9}"#;
+        let others = change(others).expect("limits");
+        let typed = ["max-lag=64MiB", "max-load=none", "between=01:00-05:00", "memory=9"];
+        let typed = typed.iter().map(|one| one.parse().expect("a limit"));
+        assert_eq!(others, typed.fold(RateChange::default(), RateChange::and));
+        for wrong in [
+            r#"{"rate": 1}"#,
+            r#"{"rate_keys": -1}"#,
+            r#"{"rate_keys": 0}"#,
+            r#"{"rate_keys": "many"}"#,
+            r#"{"max_lag": "far"}"#,
+            r#"{"max_load": 60}"#,
+            r#"{"between": "25:00-26:00"}"#,
+            r#"{"memory_bytes": 0}"#,
+            "7",
+        ] {
             assert!(change(wrong).is_err(), "{wrong}");
         }
     }
@@ -377,6 +502,11 @@ mod tests {
         assert!(of(r#"{"reverse": true, "back": true}"#).is_err());
         assert!(of(r#"{"fence": "front"}"#).is_err(), "there is no front");
         assert!(serde_json::from_str::<CutoverWanted>(r#"{"fence": "wall"}"#).is_err());
+        let when = |text: &str| serde_json::from_str::<CutoverWanted>(text).expect("a cutover").when();
+        assert!(!when("{}").expect("now").is_later());
+        let at = when(r#"{"at": "2026-11-26T02:00Z", "between": "01:00-05:00"}"#).expect("later");
+        assert_eq!(at.in_words(100), "at 2026-11-26 02:00:00Z, between 01:00-05:00Z");
+        assert!(when(r#"{"at": "soon"}"#).is_err() && when(r#"{"between": "night"}"#).is_err());
         let patient = format!(r#"{{"wait_for_quiet_ms": {}}}"#, u64::MAX);
         let patient: CutoverWanted = serde_json::from_str(&patient).expect("a cutover");
         assert!(patient.within() > CUTOVER_WITHIN);

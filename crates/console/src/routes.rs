@@ -29,7 +29,7 @@ use crate::mover::Mover;
 use crate::orders::{self, CutoverWanted, PlanCancelWanted, RatesWanted};
 use crate::plans::Wanted;
 use crate::remembered::About;
-use crate::runs::{JobWanted, Sides};
+use crate::runs::{GoOnWanted, JobWanted, Sides};
 use crate::shown::needed;
 use crate::tokens::Role;
 use crate::{cluster, interface, page, reading, stream};
@@ -100,6 +100,8 @@ pub(crate) fn router(inner: Arc<Inner>) -> Router {
         .route("/jobs/{name}/set", post(set))
         .route("/jobs/{name}/cancel", post(cancel))
         .route("/jobs/{name}/cutover", post(cut_over))
+        .route("/jobs/{name}/cutover/withdraw", post(withdraw))
+        .route("/jobs/{name}/go-on", post(go_on))
         .route("/cluster", get(read_cluster))
         .route("/cluster/repair", get(repair))
         .route("/plans", post(plan))
@@ -321,7 +323,7 @@ async fn set(
     PathText(name): PathText,
     Body(wanted): Body<RatesWanted>,
 ) -> Answer<Json> {
-    steer(&inner, &caller, Ask::Set, name, Asked::Set(wanted.change())).await
+    steer(&inner, &caller, Ask::Set, name, Asked::Set(wanted.change()?)).await
 }
 
 async fn cancel(
@@ -366,6 +368,29 @@ async fn cut_over(
         outcome
     };
     inner.ordered(&caller, (order, name), work).await
+}
+
+async fn withdraw(
+    State(inner): Console,
+    caller: Caller,
+    PathText(name): PathText,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<Json> {
+    caller.must_be(needed(Ask::Cutover))?;
+    let work = orders::withdraw(inner.clone(), name.clone());
+    inner.ordered(&caller, ("withdraw cutover", name), work).await
+}
+
+async fn go_on(
+    State(inner): Console,
+    caller: Caller,
+    PathText(name): PathText,
+    Body(wanted): Body<GoOnWanted>,
+) -> Answer<Json> {
+    caller.must_be(needed(Ask::GoOn))?;
+    confirmed(wanted.confirm.as_deref(), &name)?;
+    let work = orders::go_on(inner.clone(), name.clone(), wanted, caller.name.clone());
+    inner.ordered(&caller, (Ask::GoOn.word(), name), work).await
 }
 
 async fn begin(State(inner): Console, caller: Caller, Body(wanted): Body<JobWanted>) -> Answer<Json> {

@@ -160,6 +160,30 @@ enum JobKind {
     Copy,
 }
 
+/// How to log in where a job goes on.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GoOnWanted {
+    source_password: Option<String>,
+    target_password: Option<String>,
+    /// The job's name once more.
+    pub confirm: Option<String>,
+}
+
+/// Passwords are not among what may be printed.
+impl std::fmt::Debug for GoOnWanted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GoOnWanted").field("confirm", &self.confirm).finish_non_exhaustive()
+    }
+}
+
+/// A process to be begun, and the job that it runs.
+struct Beginning {
+    kind: Kind,
+    sides: Sides,
+    arguments: Vec<String>,
+}
+
 /// Passwords are not among what may be printed.
 impl std::fmt::Debug for JobWanted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -348,7 +372,34 @@ impl Runs {
 
     /// Begins a job between two servers. Returns its name once it is listed.
     pub(crate) async fn begin(self: Arc<Runs>, wanted: JobWanted, who: String) -> Answer<Entry> {
-        let sides = wanted.sides();
+        let beginning =
+            Beginning { kind: wanted.kind(), sides: wanted.sides(), arguments: wanted.arguments()? };
+        self.run(beginning, who).await
+    }
+
+    /// Goes on with a job that was interrupted, by the command that is written down with it. Returns its name
+    /// once it runs.
+    pub(crate) async fn go_on(
+        self: Arc<Runs>,
+        status: &Status,
+        wanted: GoOnWanted,
+        who: String,
+    ) -> Answer<Entry> {
+        let sides = Sides {
+            source: status.source.clone(),
+            target: Some(status.target.clone()),
+            source_password: wanted.source_password,
+            target_password: wanted.target_password,
+        };
+        let mut arguments = status.again.clone();
+        if status.kind != Kind::Verify {
+            // The job's name was typed to confirm it.
+            arguments.push("--yes".to_owned());
+        }
+        self.run(Beginning { kind: status.kind, sides, arguments }, who).await
+    }
+
+    async fn run(self: Arc<Runs>, beginning: Beginning, who: String) -> Answer<Entry> {
         let _beginning = self.beginning.lock().await;
         let before = self.known().await?;
         let fail = |e: &dyn std::fmt::Display| {
@@ -358,13 +409,13 @@ impl Runs {
         fs::create_dir_all(&self.folder).and_then(|()| self.forget_old()).map_err(|e| fail(&e))?;
         let path = self.folder.join(format!("{:x}.log", now_ms()));
         let said = private(&path).map_err(|e| fail(&e))?;
-        let mut arguments = wanted.arguments()?;
+        let mut arguments = beginning.arguments.clone();
         let folder = self.state_dir.to_string_lossy().into_owned();
         arguments.splice(1..1, ["--state-dir".to_owned(), folder]);
         let both = said.try_clone().map_err(|e| fail(&e))?;
-        let mut command = Runs::command(&sides, arguments, &who);
+        let mut command = Runs::command(&beginning.sides, arguments, &who);
         let mut child = command.stdout(both).stderr(said).spawn().map_err(|e| fail(&e))?;
-        let listed = self.listed(&wanted, &mut child, &before).await;
+        let listed = self.listed(&beginning, &mut child, &before).await;
         if listed.is_err() {
             // One that is not listed is nobody's: it must not write on unseen.
             let _ = child.kill().await;
@@ -405,23 +456,23 @@ impl Runs {
     /// Waits until the job that this process runs is listed. `Err(None)` where the process has ended before.
     async fn listed(
         &self,
-        wanted: &JobWanted,
+        beginning: &Beginning,
         child: &mut Child,
         before: &BTreeSet<String>,
     ) -> Result<Entry, Option<Failure>> {
         let until = Instant::now() + LISTED_WITHIN;
         // One that ran before and has ended meanwhile is kept under another name.
         let is_known = |status: &Status| before.iter().any(|known| status.is_run_of(known));
+        let Beginning { kind, sides: Sides { source, target, .. }, .. } = beginning;
+        let target = target.as_deref().unwrap_or_default();
         loop {
             let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
             let found = self.jobs().await.map_err(Some)?.into_iter().find(|entry| {
                 let status = &entry.status;
                 // A short one has ended by now, and is listed so.
                 let is_new = (entry.running || status.ended) && !is_known(status);
-                status.kind == wanted.kind()
-                    && is_side(&status.source, &wanted.source)
-                    && is_side(&status.target, &wanted.target)
-                    && is_new
+                let is_pair = is_side(&status.source, source) && is_side(&status.target, target);
+                status.kind == *kind && is_pair && is_new
             });
             match (found, has_ended) {
                 (Some(entry), _) => return Ok(entry),

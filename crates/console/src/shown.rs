@@ -5,13 +5,14 @@ use serde_json::{Value, json};
 use whimbrel_control::jobs::{Ask, Seen};
 use whimbrel_control::pace::left_ms;
 use whimbrel_control::store::Entry;
+use whimbrel_flow::budget::RatesNow;
 
 use crate::tokens::Role;
 
 /// The role that it needs.
 pub fn needed(ask: Ask) -> Role {
     match ask {
-        Ask::Cutover => Role::Administer,
+        Ask::Cutover | Ask::GoOn => Role::Administer,
         Ask::Pause | Ask::Resume | Ask::Set | Ask::Cancel => Role::Operate,
     }
 }
@@ -39,6 +40,7 @@ impl Shown {
         object["eta_ms"] = json!(moving.and_then(|pace| left_ms(status, pace)));
         object["run_of"] = json!(status.run_of());
         object["state_in_words"] = json!(seen.state_in_words());
+        object["limits"] = json!((status.rates != RatesNow::default()).then(|| status.rates.to_string()));
         Shown { object, asks: seen.asks() }
     }
 
@@ -88,6 +90,11 @@ mod tests {
             ["pause", "set", "cancel"]
         );
         assert_eq!(can(&seen(Kind::Copy, "", false), Role::Operate), ["cancel"]);
+        assert_eq!(can(&seen(Kind::Copy, "", false), Role::Administer), ["cancel"]);
+        let mut copy = seen(Kind::Copy, "", false);
+        copy.entry.status.again = ["copy", "a:1", "b:1", "--resume"].map(str::to_owned).to_vec();
+        assert_eq!(can(&copy, Role::Operate), ["cancel"]);
+        assert_eq!(can(&copy, Role::Administer), ["cancel", "go-on"]);
         assert_eq!(can(&seen(Kind::Front, "", true), Role::Operate), ["pause"]);
         let mut native = seen(Kind::Move, "streaming", true);
         native.entry.status.method = "native".to_owned();

@@ -58,10 +58,12 @@ pub enum Ask {
     Cancel,
     /// Have the target of a sync take over.
     Cutover,
+    /// Go on with a copy, a sync or a verification that was interrupted.
+    GoOn,
 }
 
 impl Ask {
-    const ALL: [Ask; 5] = [Ask::Pause, Ask::Resume, Ask::Set, Ask::Cancel, Ask::Cutover];
+    const ALL: [Ask; 6] = [Ask::Pause, Ask::Resume, Ask::Set, Ask::Cancel, Ask::Cutover, Ask::GoOn];
 
     /// The word for it.
     pub fn word(self) -> &'static str {
@@ -71,6 +73,7 @@ impl Ask {
             Ask::Set => "set",
             Ask::Cancel => "cancel",
             Ask::Cutover => "cutover",
+            Ask::GoOn => "go-on",
         }
     }
 }
@@ -136,6 +139,8 @@ impl Seen {
             Ask::Set => running && is_paced && !is_front,
             Ask::Cancel => !is_front && (running || self.entry.is_interrupted()),
             Ask::Cutover => running && status.kind == Kind::Sync && status.phase == FOLLOWING,
+            // Moves go on by the daemon; of the others their command is written down.
+            Ask::GoOn => self.entry.is_interrupted() && !status.again.is_empty(),
         }
     }
 

@@ -283,7 +283,7 @@ fn below(watched: &Watched, foot: &Foot, now: Moment) -> Vec<String> {
                 Ask::Pause => Some("p pause"),
                 Ask::Resume => Some("p resume"),
                 Ask::Cancel => Some("c cancel"),
-                Ask::Set | Ask::Cutover => None,
+                Ask::Set | Ask::Cutover | Ask::GoOn => None,
             });
             let keys: Vec<&str> = own.chain(foot.keys.iter().copied()).collect();
             lines.push(format!("keys     {}", keys.join(", ")));

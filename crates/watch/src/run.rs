@@ -319,7 +319,7 @@ async fn order(jobs: Arc<Jobs>, entry: Entry, ask: Ask) -> String {
             service::ask(store, id, Request::Resume, "resume").await.map(|_| "its keys move again".to_owned())
         }
         Ask::Cancel => cancel(&jobs, &entry).await,
-        Ask::Set | Ask::Cutover => Ok("that has no key here".to_owned()),
+        Ask::Set | Ask::Cutover | Ask::GoOn => Ok("that has no key here".to_owned()),
     };
     outcome.unwrap_or_else(|error| format!("refused: {error}"))
 }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::cutovers::{compared, failed_hooks, last};
+use whimbrel_control::cutovers::{compared, failed_hooks, last, rehearsal};
 use whimbrel_control::fronts;
 use whimbrel_control::steering::{Answer, Call, Request, Scheduled, Standing};
-use whimbrel_control::store::{FOLLOWING, Status, Store};
+use whimbrel_control::store::{Status, Store};
 use whimbrel_control::{private::state_dir, service};
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::error::{Error, Result, Side};
@@ -32,9 +32,6 @@ const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How often it is said at least how far the cutover is.
 const SAID_EVERY: Duration = Duration::from_secs(5);
-
-/// How long a pause is allowed where a cutover that is ordered is only rehearsed.
-const REHEARSED_MAX_MS: u64 = 60_000;
 
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
@@ -115,18 +112,13 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     if let Some(exit) = decision.end(Exit::Success) {
         return Ok(Asked::Over(exit));
     }
-    // What would be refused then is refused now, if the sync has come so far that it can be tried.
-    // Outside of its window nothing arrives: there it cannot.
-    let is_open = sync.rates.paused_until_s.is_none();
-    let is_tried = when.is_later() && sync.phase == FOLLOWING && is_open;
-    let allowed_ms = options.max_pause_ms;
-    // How long it would pause writes now is no matter: it is not due yet.
-    let max_pause_ms = if is_tried { REHEARSED_MAX_MS } else { allowed_ms };
-    let options = CutoverOptions { dry_run: options.dry_run || is_tried, max_pause_ms, ..options };
+    let tried = rehearsal(&sync, &options).filter(|_| when.is_later());
+    let is_tried = tried.is_some();
+    let scheduled = Scheduled { when, options: options.clone() };
     if when.is_later() && !is_tried {
-        let scheduled = Scheduled { when, options };
         return order(args, &store, &sync, scheduled).await.map(Asked::Over);
     }
+    let options = tried.unwrap_or(options);
     let within = match is_external(args) {
         true => COMPARED_WITHIN + Duration::from_millis(args.wait_for_quiet),
         false => ANSWER_WITHIN + Duration::from_millis(args.max_pause),
@@ -151,10 +143,6 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
             ),
         })?;
     if is_tried && answer.outcome.is_ok() {
-        let scheduled = Scheduled {
-            when,
-            options: CutoverOptions { dry_run: false, max_pause_ms: allowed_ms, ..options },
-        };
         return order(args, &store, &sync, scheduled).await.map(Asked::Over);
     }
     let runs_on = store.running_sync(&sync.id).is_ok();
