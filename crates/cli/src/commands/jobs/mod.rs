@@ -324,24 +324,32 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
         Request::Resume => ("resume", "resumed"),
         _ => ("set the rates of", "set"),
     };
-    if !named.job.running {
+    let running: Vec<&Entry> = named.entries().filter(|entry| entry.running).collect();
+    if running.is_empty() || !named.all && !named.job.running {
         let state = if *ended { "has ended" } else { "does not run: it was interrupted" };
         let error = Error::options(Side::Own, format!("{verb} job {id}"), format!("job {id} {state}"));
         return Err(error.with_remedy("see `whimbrel jobs list`"));
     }
-    for Entry { status, .. } in named.entries().filter(|entry| entry.running) {
+    let mut failed = None;
+    for Entry { status, .. } in running {
         let (id, label) = (&status.id, status.label());
-        let answer = service::ask(&jobs.store, id, request.clone(), verb).await?;
+        let answer = service::ask(&jobs.store, id, request.clone(), verb).await;
+        // Where one refuses, the others are meant all the same.
+        let Ok(answer) = answer.map_err(|e| failed = failed.take().or(Some(e))) else { continue };
         // A front has no rates.
         let now = serde_json::from_value::<RatesNow>(answer).unwrap_or_default();
         match event {
             _ if as_json => out!("{}", json!({"event": event, "job": id, "rates": now})),
             "set" => out!("job {label}: {now}"),
+            "resumed" => match now.pause_in_words() {
+                Some(words) => out!("job {label} is {event}; its keys wait for their time: {words}"),
+                None => out!("job {label} is {event}"),
+            },
             _ => out!("job {label} is {event}"),
         }
     }
     named.show_others(jobs, named.others.clone(), as_json).await;
-    Ok(Exit::Success)
+    failed.map_or(Ok(Exit::Success), Err)
 }
 
 /// Ends jobs for good. All are asked before any is waited for: none is to begin when another one ends.
@@ -469,8 +477,16 @@ async fn resume(
                 continue;
             }
             let ready = Ready::open(store, &entry.status.id)?;
-            if matches!(ready.task, Task::Plain(_)) && !as_json {
-                eprintln!("note     job {} begins again with what is left to move", entry.status.id);
+            if !as_json {
+                let id = &entry.status.id;
+                match ready.task {
+                    Task::Plain(_) => eprintln!("note     job {id} begins again with what is left to move"),
+                    // What was set while it ran ended with its process.
+                    Task::External(_) => {
+                        let rates = ready.view.progress.rates.now();
+                        eprintln!("note     job {id} goes on as fast as it was begun with: {rates}");
+                    }
+                }
             }
             jobs.push(ready.with_hooks(hooks));
             at = Some(&entry.status);
