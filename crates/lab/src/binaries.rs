@@ -61,6 +61,13 @@ pub fn browser_home() -> Option<PathBuf> {
     home.join("bin/chromium-headless-shell").is_file().then_some(home)
 }
 
+/// The script that `./dev engines axe` brings: run in a page, it finds what keeps people from using it who do
+/// not see it, or use no mouse.
+pub fn page_checker() -> Option<PathBuf> {
+    let script = cache_dir()?.join("axe/bin/axe.min.js");
+    script.is_file().then_some(script)
+}
+
 /// Those of [`MODULES`] that are in `lib`, beside a folder of programs.
 fn modules_beside(bin: &Path) -> Vec<PathBuf> {
     let lib = bin.with_file_name("lib");

@@ -44,7 +44,7 @@ mod server;
 mod tls;
 mod wait;
 
-pub use binaries::{Binaries, browser_home};
+pub use binaries::{Binaries, browser_home, page_checker};
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
 pub use disk::SmallDisk;
 pub use engine::Engine;
@@ -57,4 +57,4 @@ pub use proxy::Proxy;
 pub use sentinel::Sentinels;
 pub use server::{Server, ServerBuilder, processor_seconds};
 pub use tls::{CLIENT_NAME, Tls};
-pub use wait::wait_until;
+pub use wait::{wait_until, wait_until_refused};

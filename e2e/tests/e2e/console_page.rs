@@ -16,7 +16,7 @@ use crate::daemon::{Served, invocation};
 
 /// A browser on the page, logged in with the token of a role.
 #[track_caller]
-fn browser(opened: &Opened, role: &str) -> Browser {
+pub(crate) fn browser(opened: &Opened, role: &str) -> Browser {
     let mut browser = Browser::start();
     browser.resize(1_280, 900);
     browser.open(&format!("http://{}/#token={}", opened.at, opened.tokens[role]));
@@ -28,7 +28,7 @@ fn browser(opened: &Opened, role: &str) -> Browser {
 /// Whether the page hears from the server.
 const LIVE: &str = "document.querySelector('[data-test=\"connection\"]')?.dataset.state === 'live'";
 
-fn test(name: &str) -> String {
+pub(crate) fn test(name: &str) -> String {
     format!("[data-test=\"{name}\"]")
 }
 
@@ -47,7 +47,7 @@ fn picture(browser: &mut Browser, name: &str) {
 }
 
 /// How many elements there are.
-fn number(name: &str) -> String {
+pub(crate) fn number(name: &str) -> String {
     format!("document.querySelectorAll('[data-test=\"{name}\"]').length")
 }
 

@@ -1,5 +1,6 @@
 //! The servers that can be brought in, where each comes from, and what a folder has that was filled with one.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -57,7 +58,7 @@ const REDIS_BINARIES: &[&str] = &["redis-server", "redis-cli"];
 
 const SERVER_ONLY: &[&str] = &["redis-server"];
 
-const ENGINES: [Engine; 15] = [
+const ENGINES: [Engine; 16] = [
     Engine {
         name: "redis-6.0",
         binaries: REDIS_BINARIES,
@@ -159,6 +160,20 @@ const ENGINES: [Engine; 15] = [
             resources: Some(&CHROMIUM),
         },
     },
+    // A script for the browser that finds what keeps people from using a page.
+    Engine {
+        name: "axe",
+        binaries: &["axe.min.js"],
+        version: "4",
+        origin: Origin::Python(Wheel {
+            requirement: "axe-playwright-python==0.1.8",
+            sha256: "fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8",
+            python: "3.11",
+            platform: "any",
+            folder: "axe_playwright_python",
+            extras: None,
+        }),
+    },
 ];
 
 const fn redis(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
@@ -218,8 +233,15 @@ pub(super) fn binary_paths(engine: &Engine, home: &Path) -> impl Iterator<Item =
 
 /// The version that the server in `home` prints about itself, provided what else is needed runs as well.
 pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> {
-    let banners: Result<Vec<_>> =
-        binary_paths(engine, home).map(|path| banner(Command::new(path).arg("--version"))).collect();
+    let told = |path: PathBuf| match path.extension() {
+        // A script for the browser begins with it.
+        Some(ending) if ending == "js" => {
+            let text = fs::read_to_string(&path).with_context(|| format!("no {}", path.display()))?;
+            Ok(text.lines().next().unwrap_or_default().to_owned())
+        }
+        _ => banner(Command::new(path).arg("--version")),
+    };
+    let banners: Result<Vec<_>> = binary_paths(engine, home).map(told).collect();
     let banners = banners?;
     let banner = banners.first().context("an engine without a binary")?;
     let version = version_in(banner).with_context(|| format!("no version in '{}'", banner.trim()))?;
@@ -227,14 +249,15 @@ pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> 
     Ok(version.to_owned())
 }
 
-/// What a program says of its version: `v=7.0.15`, `nutcracker-0.5.0`, `Version: 3.4.23`, or
-/// `Chromium 150.0.1`.
+/// What a program says of its version: `v=7.0.15`, `nutcracker-0.5.0`, `Version: 3.4.23`, `Chromium 150.0.1`,
+/// or `axe v4.12.1`.
 fn version_in(banner: &str) -> Option<&str> {
     let mut words = banner.split_whitespace();
     words.find_map(|word| word.strip_prefix("v=").or_else(|| word.strip_prefix("nutcracker-"))).or_else(
         || {
             let mut words = banner.split_whitespace();
-            words.find(|word| matches!(*word, "Version:" | "Chromium")).and_then(|_| words.next())
+            words.find(|word| matches!(*word, "Version:" | "Chromium" | "axe"))?;
+            words.next().map(|version| version.strip_prefix('v').unwrap_or(version))
         },
     )
 }
@@ -266,11 +289,12 @@ mod tests {
     }
 
     #[test]
-    fn programs_tell_their_version_in_four_ways() {
+    fn programs_tell_their_version_in_five_ways() {
         assert_eq!(version_in("Chromium 150.0.7871.100 built on Debian"), Some("150.0.7871.100"));
         assert_eq!(version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.2.1"), Some("7.0.15"));
         assert_eq!(version_in("etcd Version: 3.4.23\nGit SHA: none\nGo Version: go1.19.8"), Some("3.4.23"));
         assert_eq!(version_in("This is nutcracker-0.5.0\nasync event backend: epoll"), Some("0.5.0"));
+        assert_eq!(version_in("/*! axe v4.12.1"), Some("4.12.1"));
         assert_eq!(version_in("usage: etcd"), None);
     }
 
