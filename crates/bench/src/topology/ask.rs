@@ -16,7 +16,7 @@ use super::layout::{Layout, Moves};
 use super::stand::Stand;
 use crate::report::median;
 
-const QUESTION: &[u8] = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n";
+pub(super) const QUESTION: &[u8] = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n";
 
 /// Bytes that one client asks for in all, so that large replies are not asked for as often as small ones.
 const BYTES_TOTAL: usize = 300 << 20;
@@ -121,9 +121,7 @@ pub fn storm(
     let mut waiting = runtime.block_on(async {
         let mut waiting = Vec::with_capacity(clients);
         for _ in 0..clients {
-            let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
-            stream.set_nodelay(true)?;
-            waiting.push(Client { stream, inbox: BytesMut::new(), scanner: Scanner::default() });
+            waiting.push(Client::connect(port).await?);
         }
         anyhow::Ok(waiting)
     })?;
@@ -158,7 +156,8 @@ pub fn storm(
 }
 
 /// One of many.
-struct Client {
+#[derive(Debug)]
+pub(super) struct Client {
     stream: tokio::net::TcpStream,
     inbox: BytesMut,
     scanner: Scanner,
@@ -179,17 +178,28 @@ async fn ask_all(clients: Vec<Client>, expected: std::sync::Arc<str>) -> anyhow:
 }
 
 impl Client {
+    pub(super) async fn connect(port: u16) -> anyhow::Result<Client> {
+        let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.set_nodelay(true)?;
+        Ok(Client { stream, inbox: BytesMut::new(), scanner: Scanner::default() })
+    }
+
     async fn ask(mut self, expected: std::sync::Arc<str>) -> anyhow::Result<Outcome> {
         let asked = Instant::now();
-        self.stream.write_all(QUESTION).await?;
+        let reply = self.answer(QUESTION).await?;
+        let took = asked.elapsed().as_secs_f64() * 1e3;
+        let is_fresh = reply.windows(expected.len()).any(|bytes| bytes == expected.as_bytes());
+        Ok((self, took, is_fresh))
+    }
+
+    /// Asks, and reads the whole reply.
+    pub(super) async fn answer(&mut self, question: &[u8]) -> anyhow::Result<BytesMut> {
+        self.stream.write_all(question).await?;
         loop {
             if let Progress::Complete(bytes) =
                 self.scanner.scan(&self.inbox).map_err(|e| anyhow::anyhow!("{e}"))?
             {
-                let took = asked.elapsed().as_secs_f64() * 1e3;
-                let reply = self.inbox.split_to(bytes);
-                let is_fresh = reply.windows(expected.len()).any(|bytes| bytes == expected.as_bytes());
-                return Ok((self, took, is_fresh));
+                return Ok(self.inbox.split_to(bytes));
             }
             self.inbox.reserve(1 << 16);
             if self.stream.read_buf(&mut self.inbox).await? == 0 {

@@ -1,14 +1,18 @@
-//! `./dev bench topology`: what it costs to tell clients who owns what, beside the servers, and a storm of
-//! clients that ask after each move of a slot.
+//! `./dev bench topology`: what it costs to tell clients who owns what, beside the servers, a storm of clients
+//! that ask after each move of a slot, and what their own reads feel of that.
 
 mod algorithm;
 mod ask;
+mod chart;
 mod layout;
 mod stand;
+mod symptom;
 
 use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use redis::{Connection, cmd};
 use serde::Serialize;
@@ -21,6 +25,7 @@ use self::algorithm::Cost;
 use self::ask::{Asked, Storm};
 use self::layout::{Layout, Moves};
 use self::stand::Stand;
+use self::symptom::Felt;
 use crate::exit::Exit;
 use crate::machine::Machine;
 use crate::report::aligned;
@@ -52,6 +57,14 @@ pub struct BenchTopologyArgs {
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u16).range(0..=10_000))]
     pub moves: u16,
 
+    /// For how many seconds slots leave a server while clients read from it; 0 leaves that out
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=6))]
+    pub seconds: u16,
+
+    /// Draw what those clients felt
+    #[arg(long, value_name = "FILE")]
+    pub chart: Option<PathBuf>,
+
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
@@ -67,6 +80,7 @@ struct Report {
     machine: Machine,
     rows: Vec<Row>,
     storm: Vec<Storm>,
+    felt: Vec<Felt>,
 }
 
 /// One way to answer, with one table.
@@ -104,7 +118,8 @@ pub fn run(args: &BenchTopologyArgs) -> anyhow::Result<Exit> {
 fn measure(engines: &[Engine], args: &BenchTopologyArgs, interrupt: &Interrupt) -> anyhow::Result<Exit> {
     let mut machine = Machine::of_this(engines[0]);
     machine.engine = engines.iter().map(|engine| full_version(*engine)).collect::<Vec<_>>().join(", ");
-    let mut report = Report { bench: "topology", machine, rows: Vec::new(), storm: Vec::new() };
+    let mut report =
+        Report { bench: "topology", machine, rows: Vec::new(), storm: Vec::new(), felt: Vec::new() };
     for primaries in &args.primaries {
         for is_fragmented in [false, true] {
             let layout = Layout { primaries: usize::from(*primaries), is_fragmented };
@@ -121,6 +136,14 @@ fn measure(engines: &[Engine], args: &BenchTopologyArgs, interrupt: &Interrupt) 
             report.storm.push(ask::storm(engine.name(), stand, STORM, size, interrupt)?);
         }
     }
+    if args.seconds > 0 {
+        report.felt = feel(engines, args, interrupt)?;
+    }
+    if let Some(file) = &args.chart {
+        let title = "Reads while slots leave their server: the 99th of 100";
+        std::fs::write(file, chart::svg(title, &report.felt))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
     let mut out = std::io::stdout();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
@@ -130,6 +153,28 @@ fn measure(engines: &[Engine], args: &BenchTopologyArgs, interrupt: &Interrupt) 
         bail!("ours gave answers that were out of date");
     }
     Ok(Exit::Success)
+}
+
+/// What clients feel whose server also answers `CLUSTER SLOTS`, and of whimbrel's answering it.
+fn feel(engines: &[Engine], args: &BenchTopologyArgs, interrupt: &Interrupt) -> anyhow::Result<Vec<Felt>> {
+    let size = (usize::from(args.clients), Duration::from_secs(args.seconds.into()));
+    let mut felt = Vec::new();
+    for engine in engines {
+        for is_fragmented in [false, true] {
+            let layout = Layout { is_fragmented, ..STORM };
+            for by_whimbrel in [false, true] {
+                interrupt.check()?;
+                let who = if by_whimbrel { "whimbrel" } else { "the node" };
+                eprintln!(
+                    "reads: {}, {}, CLUSTER SLOTS answered by {who}",
+                    engine.name(),
+                    form(is_fragmented)
+                );
+                felt.push(symptom::measure((*engine, layout), by_whimbrel, size, interrupt)?);
+            }
+        }
+    }
+    Ok(felt)
 }
 
 fn measure_layout(
@@ -206,6 +251,40 @@ fn us(value: f64) -> String {
 }
 
 impl Report {
+    fn felt_text(&self, args: &BenchTopologyArgs) -> String {
+        let head = [
+            "reads, table",
+            "tables asked for",
+            "p50 ms before",
+            "p99 ms before",
+            "p50 ms",
+            "p99 ms",
+            "longest ms",
+            "CLUSTER SLOTS by",
+        ];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for felt in &self.felt {
+            let ms = |value: f64| format!("{value:.2}");
+            rows.push(vec![
+                format!("{}, {}", felt.engine, form(felt.is_fragmented)),
+                format_count(felt.refreshes as u64),
+                ms(felt.calm.p50_ms),
+                ms(felt.calm.p99_ms),
+                ms(felt.moving.p50_ms),
+                ms(felt.moving.p99_ms),
+                ms(felt.moving.most_ms),
+                felt.answered_by.to_owned(),
+            ]);
+        }
+        format!(
+            "\nReads (MGET of ten keys) of {} clients, 20 a second each, while a slot leaves their server each \
+             50 ms; {} primaries\n\n{}",
+            args.clients,
+            STORM.primaries,
+            aligned(&rows)
+        )
+    }
+
     fn text(&self, args: &BenchTopologyArgs) -> String {
         let head =
             ["primaries, table", "answer µs", "after a change µs", "round trip µs", "CPU µs", "KiB", "by"];
@@ -222,6 +301,9 @@ impl Report {
             ]);
         }
         let mut text = format!("{}\n\n{}", self.machine.describe(), aligned(&rows));
+        if !self.felt.is_empty() {
+            text.push_str(&self.felt_text(args));
+        }
         if self.storm.is_empty() {
             return text;
         }
