@@ -1,8 +1,9 @@
-//! Developer chores: fetching engines, tidy checks, the slowest tests.
+//! Developer chores: fetching engines, tidy checks, the slowest tests, a recording of the demo.
 
 use std::process::ExitCode;
 
 mod engines;
+mod record;
 mod slowest;
 mod tidy;
 
@@ -10,6 +11,7 @@ const USAGE: &str = "usage: cargo run -p xtask -- CHORE\n\
 \n\
 chores:\n\
 \x20 engines [NAME...]   bring the servers used by tests, demo and benchmarks into the cache folder\n\
+\x20 record BINARY FILE  draw what the demo of a whimbrel prints, line by line as it came\n\
 \x20 slowest PROFILE     name the tests that took longest in the last run with this profile of nextest\n\
 \x20 tidy                check the rules that compilers and linters do not know\n";
 
@@ -17,6 +19,7 @@ fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let outcome = match args.next().as_deref() {
         Some("engines") => engines::run(&args.collect::<Vec<_>>()),
+        Some("record") => record::run(&args.collect::<Vec<_>>()),
         Some("slowest") => slowest::run(&args.collect::<Vec<_>>()),
         Some("tidy") => tidy::run(),
         Some("help" | "--help" | "-h") => {
