@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_core::topology::Table;
+use whimbrel_core::topology::{Health, Table};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::{Replies, Reply};
 
@@ -154,6 +154,22 @@ impl Topology {
     /// Which nodes are shown at which ports of ours.
     pub fn ports(&self) -> BTreeMap<NodeId, u16> {
         self.lock().announced.ports().clone()
+    }
+
+    /// Where the primaries are that the node which was asked last cannot reach and that own slots, and whether
+    /// a majority of the primaries finds so.
+    pub fn unreachable(&self) -> Vec<(String, bool)> {
+        let state = self.lock();
+        let lost = state.table.shards().iter().filter(|shard| !shard.ranges().is_empty());
+        let lost = lost.map(|shard| &shard.group().primary).filter_map(|primary| {
+            let is_agreed = match primary.health {
+                Health::Suspected => false,
+                Health::Failed => true,
+                Health::Online | Health::Loading => return None,
+            };
+            Some((format!("{}:{}", primary.ip, primary.client_port()), is_agreed))
+        });
+        lost.collect()
     }
 
     /// Who owns a slot.

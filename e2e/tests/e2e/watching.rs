@@ -165,6 +165,14 @@ fn a_daemon_shows_its_jobs() {
     }
     let status: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
     assert_eq!(status["jobs"][0]["slots"], "0-9", "{status}");
+    // A primary that hangs.
+    let hangs = format!("whimbrel_cluster_primary_unreachable{{primary=\"{}\"}}", cluster.nodes()[1].addr());
+    let is_lost = || get(&at, "/metrics").1.contains(&hangs);
+    assert!(!is_lost());
+    cluster.nodes()[1].suspend().expect("stopped");
+    wait_until("it is missed", is_lost);
+    cluster.nodes()[1].resume().expect("it goes on");
+    wait_until("it is found again", || !is_lost());
     daemon.terminate();
     daemon.wait(PATIENCE).expect("it ends").expect_code(0);
 }

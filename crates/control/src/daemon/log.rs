@@ -151,6 +151,7 @@ impl Log {
         };
         jobs.sort_by(|a, b| (a.created_s, &a.name).cmp(&(b.created_s, &b.name)));
         self.shown.set_jobs(&jobs);
+        self.shown.set_unreachable(queue.topology().unreachable());
         let before = std::mem::take(&mut self.seen);
         for job in jobs {
             let (was, stage) = (before.get(&job.name), Stage::of(&job));

@@ -13,6 +13,8 @@ use crate::http::{Metric, MetricKind, MetricsSource};
 #[derive(Debug, Default)]
 pub struct Shown {
     jobs: Mutex<Vec<JobView>>,
+    /// As [`Topology::unreachable`](crate::topology::Topology::unreachable).
+    unreachable: Mutex<Vec<(String, bool)>>,
     fleet: Mutex<Option<FleetStatus>>,
     role: Mutex<Option<Role>>,
 }
@@ -21,6 +23,11 @@ impl Shown {
     /// The jobs are these now.
     pub fn set_jobs(&self, jobs: &[JobView]) {
         jobs.clone_into(&mut self.jobs.lock());
+    }
+
+    /// These primaries cannot be reached now.
+    pub(super) fn set_unreachable(&self, primaries: Vec<(String, bool)>) {
+        *self.unreachable.lock() = primaries;
     }
 
     /// The fleet stands so now; a coordinator that stands by knows nothing of it.
@@ -55,7 +62,17 @@ impl MetricsSource for Shown {
                 leads,
             ));
         }
+        let unreachable = self.unreachable.lock();
+        let lost = unreachable.iter().map(|(primary, is_agreed)| {
+            (vec![("primary", primary.clone())], if *is_agreed { 2.0 } else { 1.0 })
+        });
         metrics.extend([
+            Metric::by(
+                MetricKind::Gauge,
+                "whimbrel_cluster_primary_unreachable",
+                "Primaries with slots that the node which is asked cannot reach: 1 suspected, 2 failed",
+                lost,
+            ),
             Metric::by(
                 MetricKind::Gauge,
                 "whimbrel_jobs",
