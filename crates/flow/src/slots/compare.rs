@@ -31,8 +31,8 @@ const ELEMENTS_MAX: i64 = 10_000;
 /// The type of a vector set.
 const VECTOR_SET: &str = "vectorset";
 
-/// How many vectors of one are compared at most.
-const VECTORS_MAX: i64 = 1_000;
+/// How many vectors of one are compared at most: writers wait meanwhile.
+const VECTORS_MAX: i64 = 200;
 
 /// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server
 /// and takes memory, both by the number of keys. A snapshot lists slots of any size; here writers wait
