@@ -278,7 +278,7 @@ fn vector_sets_move_with_their_slots(engine: Engine) {
     let contents = |node: usize| -> Vec<Value> {
         let mut connection = scene.cluster.connection_to(node);
         let questions = tags.iter().flat_map(|tag| {
-            let of_one = |n| ["VEMB", "VGETATTR"].map(|what| format!("{what} {{{tag}}}v e{n}"));
+            let of_one = move |n| ["VEMB", "VGETATTR"].map(|what| format!("{what} {{{tag}}}v e{n}"));
             std::iter::once(format!("VCARD {{{tag}}}v")).chain((0..VECTORS).flat_map(of_one))
         });
         questions.map(|question| ask(&mut connection, &question)).collect()
