@@ -67,14 +67,13 @@ fn panel(svg: &mut String, title: &str, felt: &[&Felt], (x, y): (f64, f64)) {
     );
     for decade in DECADES.0..=DECADES.1 {
         let ms = 10f64.powi(decade);
+        let (at, right) = (at_y(ms), x + WIDTH);
         let _ = writeln!(
             svg,
-            "<line x1=\"{x}\" x2=\"{:.1}\" y1=\"{1:.1}\" y2=\"{1:.1}\" stroke=\"#dddddd\"/>\n\
+            "<line x1=\"{x}\" x2=\"{right:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#dddddd\"/>\n\
              <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{ms} ms</text>",
-            x + WIDTH,
-            at_y(ms),
             x - 6.0,
-            at_y(ms) + 4.0
+            at + 4.0
         );
     }
     for one in felt {
