@@ -369,6 +369,8 @@ async fn elements_of(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Ve
             "stream" => (b"XLEN", vec![b"XRANGE", key, b"-", b"+"]),
             "string" => (b"STRLEN", vec![b"GET", key]),
             VECTOR_SET => (b"VCARD", vec![b"VDIM", key]),
+            // Its payload has bytes that mean nothing. How many items there are it does not tell as a number.
+            "TopK-TYPE" => (b"TOPK.INFO", vec![b"TOPK.LIST", key, b"WITHCOUNT"]),
             _ => continue,
         };
         known.push((at, vec![length, &key[..]], all));
