@@ -33,7 +33,7 @@ pub(crate) fn test(name: &str) -> String {
 }
 
 /// Writes what is shown into the folder that `WHIMBREL_SCREENSHOTS` names, for people to look at.
-fn picture(browser: &mut Browser, name: &str) {
+pub(crate) fn picture(browser: &mut Browser, name: &str) {
     let Some(folder) = std::env::var_os("WHIMBREL_SCREENSHOTS").map(PathBuf::from) else { return };
     for (scheme, dark) in [("light", false), ("dark", true)] {
         browser.prefer_dark(dark);

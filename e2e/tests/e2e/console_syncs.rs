@@ -9,7 +9,7 @@ use whimbrel_e2e::syncing::{deployment, fill, writers};
 use whimbrel_lab::{Engine, Server};
 
 use crate::console::Opened;
-use crate::console_page::{browser, number, test};
+use crate::console_page::{browser, number, picture, test};
 
 /// The password of the user that whimbrel runs as at both servers.
 const SECRET: &str = "a-secret-of-the-mover";
@@ -184,6 +184,7 @@ fn a_killed_sync_goes_on_and_cuts_over_later_by_clicks() {
     // Without passwords a server refuses it, which is said in the dialog.
     browser.click(&test("go-on-button"));
     browser.wait_within("/password/i.test(document.querySelector('dialog .failure')?.innerText)", PATIENCE);
+    picture(&mut browser, "go-on");
     for side in ["source", "target"] {
         browser.fill(&test(&format!("go-on-{side}-password")), SECRET);
     }
@@ -200,6 +201,7 @@ fn a_killed_sync_goes_on_and_cuts_over_later_by_clicks() {
     let job = opened.wait_for_job(&name, |job| job["scheduled"].is_string());
     assert!(job["scheduled"].as_str().is_some_and(|at| at.contains("2099-01-01")), "{job}");
     browser.wait_for_text(&test("step-cutover"), "a cutover is ordered: at 2099-01-01");
+    picture(&mut browser, "ordered");
     browser.click(&test("cutover-withdraw"));
     opened.wait_for_job(&name, |job| job["scheduled"].is_null());
     let what = format!("POST /api/v1/jobs/{name}/cutover/withdraw");
