@@ -113,7 +113,10 @@ pub(super) fn measure(
     let mut readers = runtime.block_on(async {
         let mut readers = Vec::with_capacity(clients);
         for _ in 0..clients {
-            readers.push((Client::connect(ports.0).await?, Client::connect(ports.1).await?));
+            let (node, mut table) = (Client::connect(ports.0).await?, Client::connect(ports.1).await?);
+            // As clients do before anything else; one that says nothing is not kept by a daemon.
+            table.answer(QUESTION).await?;
+            readers.push((node, table));
         }
         anyhow::Ok(readers)
     })?;
