@@ -12,8 +12,8 @@ const LEFT: f64 = 70.0;
 const TOP: f64 = 70.0;
 const GAP: (f64, f64) = (80.0, 60.0);
 
-/// From 0.1 ms to 10 s, by powers of ten.
-const DECADES: (i32, i32) = (-1, 4);
+/// From 0.1 ms on, by powers of ten.
+const LEAST: i32 = -1;
 
 const COLOURS: [(&str, &str); 2] = [("the node", "#c0392b"), ("whimbrel", "#1f6fb2")];
 
@@ -25,11 +25,13 @@ pub(super) fn svg(title: &str, felt: &[Felt]) -> String {
             panels.push((one.engine, one.is_fragmented));
         }
     }
+    let most = felt.iter().flat_map(|one| &one.p99_ms).copied().fold(1.0, f64::max);
+    let most = most.log10().ceil() as i32;
     let rows = panels.len().div_ceil(2) as f64;
     let size = (LEFT + 2.0 * (WIDTH + GAP.0), TOP + rows * (HEIGHT + GAP.1));
     let mut svg = begun(title, size, LEFT);
     for (place, (name, colour)) in COLOURS.iter().enumerate() {
-        let x = LEFT + place as f64 * 200.0;
+        let x = LEFT + place as f64 * 270.0;
         let _ = writeln!(
             svg,
             "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"4\" fill=\"{colour}\"/>\n\
@@ -41,18 +43,18 @@ pub(super) fn svg(title: &str, felt: &[Felt]) -> String {
         let at = (LEFT + (place % 2) as f64 * (WIDTH + GAP.0), TOP + (place / 2) as f64 * (HEIGHT + GAP.1));
         let form = super::form(*is_fragmented);
         let of = felt.iter().filter(|one| (one.engine, one.is_fragmented) == (*engine, *is_fragmented));
-        panel(&mut svg, &format!("{engine}, {form}"), &of.collect::<Vec<_>>(), at);
+        panel(&mut svg, &format!("{engine}, {form}"), &of.collect::<Vec<_>>(), at, most);
     }
     svg.push_str("</svg>\n");
     svg
 }
 
-fn panel(svg: &mut String, title: &str, felt: &[&Felt], (x, y): (f64, f64)) {
+fn panel(svg: &mut String, title: &str, felt: &[&Felt], (x, y): (f64, f64), most: i32) {
     let buckets = felt.iter().map(|one| one.p99_ms.len()).max().unwrap_or(1).max(2);
     let seconds = buckets as f64 * super::symptom::BUCKET.as_secs_f64();
     let at_x = |s: f64| x + s / seconds * WIDTH;
     let at_y = |ms: f64| {
-        let share = (ms.max(1e-3).log10() - f64::from(DECADES.0)) / f64::from(DECADES.1 - DECADES.0);
+        let share = (ms.max(1e-3).log10() - f64::from(LEAST)) / f64::from(most - LEAST);
         y + HEIGHT - share.clamp(0.0, 1.0) * HEIGHT
     };
     let _ =
@@ -65,7 +67,7 @@ fn panel(svg: &mut String, title: &str, felt: &[&Felt], (x, y): (f64, f64)) {
         at_x(begin),
         at_x(end) - at_x(begin)
     );
-    for decade in DECADES.0..=DECADES.1 {
+    for decade in LEAST..=most {
         let ms = 10f64.powi(decade);
         let (at, right) = (at_y(ms), x + WIDTH);
         let _ = writeln!(
