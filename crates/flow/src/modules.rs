@@ -17,6 +17,9 @@ use whimbrel_wire::value::Value;
 use crate::pipeline::CopyOptions;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
+/// The type of vector sets, of Redis 8 and later.
+pub(crate) const VECTOR_SET: &str = "vectorset";
+
 /// Types that not every server has, as `TYPE` says them, and a command that whatever holds them has.
 const TYPES: [(&str, &str); 9] = [
     ("ReJSON-RL", "JSON.SET"),
@@ -27,7 +30,7 @@ const TYPES: [(&str, &str); 9] = [
     ("TopK-TYPE", "TOPK.ADD"),
     ("TDIS-TYPE", "TDIGEST.ADD"),
     ("trietype0", "FT.SUGADD"),
-    ("vectorset", "VADD"),
+    (VECTOR_SET, "VADD"),
 ];
 
 /// So many rules are shown to people.

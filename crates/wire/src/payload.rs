@@ -225,6 +225,17 @@ pub fn is_stream(object_type: u8) -> bool {
     matches!(object_type, 15 | 19 | 21 | 26 | 27)
 }
 
+/// `vectorset`, as payloads of modules name it: nine characters of six bits each (`moduleTypeEncodeId` of the
+/// servers).
+const VECTOR_SET_ID: u64 = 0x2f_79cb_68ae_c7ad;
+
+/// Whether it is a vector set, of Redis 8 and later.
+pub fn is_vector_set(payload: &Payload<'_>) -> bool {
+    // A length of 64 bits, whose lowest ten are the version of the encoding.
+    let (7, [0x81, id @ ..]) = (payload.object_type, payload.body) else { return false };
+    id.first_chunk().is_some_and(|id| u64::from_be_bytes(*id) >> 10 == VECTOR_SET_ID)
+}
+
 /// The snapshot version whose servers of this dialect were the first to read objects of this type; later ones
 /// read them as well. `None` if no server of the dialect does, or if the type is not known here.
 pub fn min_version_of(object_type: u8, dialect: Dialect) -> Option<u16> {
@@ -359,6 +370,15 @@ mod tests {
             .map(|digit| u8::try_from(digit.to_digit(16).expect("a digit")).expect("below 16"))
             .collect();
         digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+
+    /// As `DUMP` of Redis 8.6 gives it.
+    #[test]
+    fn vector_sets_are_told_by_their_module() {
+        let body = [0x81, 0xbd, 0xe7, 0x2d, 0xa2, 0xbb, 0x1e, 0xb4, 0x00, 0x02, 0x03];
+        let of = |object_type, body| is_vector_set(&Payload { object_type, body, rdb_version: 12 });
+        assert!(of(7, &body) && !of(4, &body) && !of(7, &body[..8]));
+        assert!(!of(7, &[0x81, 0, 0, 0, 0, 0, 0, 0, 1]));
     }
 
     #[test]

@@ -16,6 +16,8 @@ use whimbrel_engine::slot_keys::{self, all_names};
 use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
 
+use crate::modules::VECTOR_SET;
+
 /// Keys compared in one pipeline.
 const KEYS_AT_ONCE: usize = 64;
 
@@ -27,9 +29,6 @@ const TOLD_MAX: usize = 10;
 
 /// Values with more elements than this are compared by their number of elements only.
 const ELEMENTS_MAX: i64 = 10_000;
-
-/// The type of a vector set.
-const VECTOR_SET: &str = "vectorset";
 
 /// How many vectors of one are compared at most: writers wait meanwhile.
 const VECTORS_MAX: i64 = 200;

@@ -27,6 +27,7 @@ use crate::keys::size::{
 use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_together, write_all};
 use crate::large::elements;
 use crate::large::{self, Assembly, KeyType, Outcome, Transfer};
+use crate::modules::VECTOR_SET;
 
 /// Keys that are listed at once, and slots that are asked for at once.
 const PIECE_KEYS_MAX: u64 = 1_024;
@@ -281,9 +282,13 @@ impl Lane {
             for (fetch, key, found) in found? {
                 if let Found::Value(payload, _) = &found
                     && fetch == Fetch::Payload
-                    && payload::peek(payload).is_ok_and(|p| payload::is_stream(p.object_type))
+                    && let Ok(payload) = payload::peek(payload)
                 {
-                    shared.stream(&key);
+                    if payload::is_stream(payload.object_type) {
+                        shared.stream(&key);
+                    } else if payload::is_vector_set(&payload) {
+                        shared.vector_set(&key);
+                    }
                 }
                 match found {
                     Found::NotAString => others.push(Other::unseen(key)),
@@ -391,8 +396,10 @@ impl Lane {
         // Before the first element is read: from here on every change of an element is in the feed, and
         // followed.
         shared.follow(&key, kind.as_ref());
-        if kind == Some(KeyType::Stream) {
-            shared.stream(&key);
+        match &kind {
+            Some(KeyType::Stream) => shared.stream(&key),
+            Some(KeyType::Module(name)) if name == VECTOR_SET => shared.vector_set(&key),
+            _ => {}
         }
         // Held for the beginning only: a large key may take longer than anybody can wait.
         drop(shared.enter().await);

@@ -287,9 +287,9 @@ impl SlotMover {
     }
 
     async fn drain_all(&mut self, touched: &Touched, deadline: Instant) -> Result<bool> {
-        let streams: Vec<Bytes> = std::mem::take(&mut self.shared.batch().streams).into_iter().collect();
-        for key in streams {
-            self.shared.batch().again.entry(key).or_insert(Changing::stream());
+        let unseen: Vec<Bytes> = std::mem::take(&mut self.shared.batch().unseen).into_iter().collect();
+        for key in unseen {
+            self.shared.batch().again.entry(key).or_insert(Changing::unseen());
         }
         // Followed keys have no expiry on the target before this: they could expire there while others still
         // move, and what came after would make a fragment of them.

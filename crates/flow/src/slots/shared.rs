@@ -93,8 +93,9 @@ pub(super) struct Batch {
     pub(super) again: HashMap<Bytes, Changing>,
     /// How long keys took that moved in chunks, in milliseconds.
     pub(super) took_ms: HashMap<Bytes, u64>,
-    /// Streams, where the feed does not see all of their changes.
-    pub(super) streams: HashSet<Bytes>,
+    /// Streams, where the feed does not see all of their changes, and vector sets. They move once more under
+    /// the pause.
+    pub(super) unseen: HashSet<Bytes>,
     /// Those with the smallest hashes: a sample that needs no random numbers and does not depend on the
     /// order.
     pub(super) sample: BinaryHeap<(u64, Bytes, u64)>,
@@ -109,9 +110,9 @@ pub(super) struct Changing {
 }
 
 impl Changing {
-    /// A stream that may have changed unseen.
-    pub(super) fn stream() -> Changing {
-        Changing { kind: "stream".to_owned(), reads: 0, read_ms: 0 }
+    /// One that may have changed unseen.
+    pub(super) fn unseen() -> Changing {
+        Changing { kind: "stream or vector set".to_owned(), reads: 0, read_ms: 0 }
     }
 }
 
@@ -209,8 +210,14 @@ impl Shared {
     /// Remembers a stream where that is wanted.
     pub(super) fn stream(&self, key: &Bytes) {
         if self.remember_streams.load(Ordering::Relaxed) {
-            self.batch().streams.insert(key.clone());
+            self.batch().unseen.insert(key.clone());
         }
+    }
+
+    /// Remembers a vector set: Redis replicates no `VADD` of an element that is there already, though it gets
+    /// another vector, so no feed by replication tells of it.
+    pub(super) fn vector_set(&self, key: &Bytes) {
+        self.batch().unseen.insert(key.clone());
     }
 
     /// The key has arrived.

@@ -20,7 +20,6 @@ use whimbrel_engine::seal::{FenceKind, Reached, Seal, WriterFence, check_rights}
 use super::asked::Beginning;
 use super::compare::{Sample, chance_of_one_percent};
 use super::conditions::{begin, is_wanted, refused};
-use super::consumers::Streams;
 use super::external::QuietWait;
 use super::heard::millis;
 use super::options::CutoverOptions;
@@ -29,6 +28,7 @@ use super::source::{Round, Source};
 use super::state::{Back, Fronted, Position};
 use super::status::SyncPhase;
 use super::syncer::Syncer;
+use super::unseen::Unseen;
 use crate::copy;
 use crate::pipeline::Shared;
 use crate::verify::Settle;
@@ -76,14 +76,14 @@ impl Syncer {
         }
         let fence = WriterFence::plan(&source, options.fence).await?;
         let keys = self.keys_of_source().await?;
-        let streams = self.streams_with_groups().await?;
+        let unseen = self.unseen().await?;
         let sample = self.sample(options.compare).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
         self.drain_for(DRAIN_FOR, withdrawn).await?;
         // Most of them arrive now: under the pause there are only those that are new.
-        self.carry_consumers(&streams).await?;
+        self.carry_unseen(&unseen).await?;
         let rehearsed = Instant::now();
-        self.carry_consumers(&streams).await?;
+        self.carry_unseen(&unseen).await?;
         if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
             self.streams_again().await?;
         }
@@ -124,7 +124,7 @@ impl Syncer {
             }
             self.be_ready(&mut report, withdrawn).await?;
             begin(beginning)?;
-            let chosen = (sample, streams);
+            let chosen = (sample, unseen);
             self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
                 .await?;
             // From here on this side is not the one that counts.
@@ -149,7 +149,7 @@ impl Syncer {
         self.check(options)?;
         is_wanted(withdrawn)?;
         self.note_fence(&fence, fronted, beginning)?;
-        let (fences, chosen) = ((&fence, lift.as_ref()), (sample, streams));
+        let (fences, chosen) = ((&fence, lift.as_ref()), (sample, unseen));
         let outcome = match options.fence {
             FenceKind::Front => {
                 self.switch_front(options, &mut report, fences, feeds, &chosen).await.map_err(Into::into)
@@ -215,7 +215,7 @@ impl Syncer {
         report: &mut CutoverReport,
         (fence, lift): (&WriterFence, Option<&WriterFence>),
         feeds: Vec<Feed>,
-        chosen: &(Sample, Streams),
+        chosen: &(Sample, Unseen),
     ) -> Result<(), NotSwitched> {
         let source = self.shared.source.clone();
         let mut seal = Seal::open(&source).await?;
@@ -314,7 +314,7 @@ impl Syncer {
         options: &CutoverOptions,
         deadline: Instant,
         reached: &[Reached],
-        (sample, streams): &(Sample, Streams),
+        (sample, unseen): &(Sample, Unseen),
     ) -> Result<(u64, u64)> {
         let before = self.transferred();
         for source in &self.sources {
@@ -331,7 +331,7 @@ impl Syncer {
         if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
             self.streams_again().await?;
         }
-        self.carry_consumers(streams).await?;
+        self.carry_unseen(unseen).await?;
         while self.rounds().await? != Round::All {
             // Writers have been let go by then, and there may be no end to what they touch.
             let is_late = Instant::now() >= deadline;

@@ -23,13 +23,13 @@ use whimbrel_engine::seal::{WriterFence, WritingClient, is_whimbrels, writing_cl
 
 use super::compare::Sample;
 use super::conditions::{is_wanted, refused};
-use super::consumers::Streams;
 use super::heard::millis;
 use super::options::CutoverOptions;
 use super::report::{CutoverReport, ExternalReport};
 use super::source::{Round, Source};
 use super::status::{ExternalShown, ExternalStage, SyncPhase};
 use super::syncer::{ROUNDS_MAX, Syncer};
+use super::unseen::Unseen;
 use crate::copy;
 use crate::verify::Settle;
 
@@ -266,7 +266,7 @@ impl Syncer {
         quiet: QuietWait,
         report: &mut CutoverReport,
         lift: Option<&WriterFence>,
-        chosen: &(Sample, Streams),
+        chosen: &(Sample, Unseen),
         withdrawn: &CancellationToken,
     ) -> Result<()> {
         let mut watch = Watch::new();
@@ -293,7 +293,7 @@ impl Syncer {
         options: &CutoverOptions,
         quiet: QuietWait,
         report: &mut CutoverReport,
-        (watch, (sample, streams)): (&mut Watch, &(Sample, Streams)),
+        (watch, (sample, unseen)): (&mut Watch, &(Sample, Unseen)),
         withdrawn: &CancellationToken,
     ) -> Result<()> {
         for restarts in 0..COMPARISONS_MAX {
@@ -304,7 +304,7 @@ impl Syncer {
             if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
                 self.streams_again().await?;
             }
-            self.carry_consumers(streams).await?;
+            self.carry_unseen(unseen).await?;
             self.drain().await?;
             let functions = self.sources.iter().any(|source| source.feed.touched().take_functions_changed());
             if self.options.functions && functions {

@@ -35,7 +35,6 @@ use whimbrel_engine::seal::{Reached, WriterFence, other_clients};
 
 use super::compare::Sample;
 use super::conditions::refused;
-use super::consumers::Streams;
 use super::cutover::{FENCE_SHARE, positions_of};
 use super::external::Watch;
 use super::options::CutoverOptions;
@@ -44,6 +43,7 @@ use super::report::{CutoverReport, FrontReport};
 use super::source::Source;
 use super::state::{Back, Fronted};
 use super::syncer::Syncer;
+use super::unseen::Unseen;
 
 /// What is kept of the pause for a look at who writes, where that is why there is no end to it.
 const LOOK_SHARE: f64 = 0.1;
@@ -101,7 +101,7 @@ impl Syncer {
         report: &mut CutoverReport,
         (fence, lift): (&WriterFence, Option<&WriterFence>),
         feeds: Vec<Feed>,
-        chosen: &(Sample, Streams),
+        chosen: &(Sample, Unseen),
     ) -> Result<()> {
         let mut watch = Watch::new();
         let stand = match self.hold_and_order(options, report, lift, (&feeds, &mut watch), chosen).await {
@@ -138,7 +138,7 @@ impl Syncer {
         report: &mut CutoverReport,
         lift: Option<&WriterFence>,
         (feeds, watch): (&[Feed], &mut Watch),
-        chosen: &(Sample, Streams),
+        chosen: &(Sample, Unseen),
     ) -> Result<FrontStand> {
         let (socket, fronts) = (socket(options)?, self.options.fronts.clone());
         // Its connections are there when clients wait for what is asked.
@@ -190,7 +190,7 @@ impl Syncer {
         options: &CutoverOptions,
         late: Instant,
         watch: &mut Watch,
-        chosen: &(Sample, Streams),
+        chosen: &(Sample, Unseen),
     ) -> Result<(u64, u64)> {
         // The first look has nothing to compare with.
         self.check_for_writes(watch).await?;

@@ -34,7 +34,6 @@ mod asked;
 mod attach;
 mod compare;
 mod conditions;
-mod consumers;
 mod cutover;
 mod external;
 mod fences;
@@ -50,6 +49,7 @@ mod source;
 mod state;
 mod status;
 mod syncer;
+mod unseen;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
