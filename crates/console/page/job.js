@@ -222,7 +222,7 @@ function setForm(name) {
         max_lag: bound(lag, same),
         max_load: bound(load, same),
         between: bound(between, same),
-        memory_bytes: bound(memory, parseBytes),
+        memory_bytes: bound(memory, parseBytes) ?? undefined,
       });
       inputs.forEach((i) => (i.value = ""));
       return "It is set.";
@@ -273,7 +273,11 @@ function askGoOn(job) {
         : `It goes on where it stopped, and writes to ${job.target} as before.`,
       field("Password of the source", passwords[0], "where it needs one"),
       field("Password of the target", passwords[1], "where it needs one"),
-      h("p", { class: "dim" }, "Files for TLS are not known here: with these it goes on by the terminal:"),
+      h(
+        "p",
+        { class: "dim" },
+        "Hooks, lanes, retries and files for TLS are not written down. With these it goes on by the terminal:",
+      ),
       command(job.again),
     ],
     run: async (confirmed) => {

@@ -175,10 +175,7 @@ pub const OPERATIONS: &[Operation] = &[
             may("max_lag", MAYBE_TEXT),
             may("max_load", MAYBE_TEXT),
             may("between", MAYBE_TEXT),
-            may(
-                "memory_bytes",
-                r#"{"type": ["integer", "null"], "minimum": 1, "maximum": 9007199254740991}"#,
-            ),
+            may("memory_bytes", COUNT),
         ],
         RATES,
     ),
@@ -240,7 +237,11 @@ pub const OPERATIONS: &[Operation] = &[
         &[
             may("confirm", MAYBE_TEXT),
             may("dry_run", FLAG),
-            may("fence", r#"{"enum": ["none", "pause", "acl", "readonly-replica", "external", "front"]}"#),
+            may(
+                "fence",
+                r#"{"enum": ["none", "pause", "acl", "readonly-replica", "external", "front"],
+                    "default": "none"}"#,
+            ),
             may("max_pause_ms", r#"{"type": "integer", "minimum": 1, "maximum": 60000}"#),
             may("compare", r#"{"enum": ["none", "counts", "sample", "full"]}"#),
             may("reverse", FLAG),

@@ -28,6 +28,9 @@ use crate::runs::GoOnWanted;
 /// process that hangs is noticed long before.
 const CUTOVER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 
+/// The largest number that all readers of JSON understand.
+const NUMBER_MAX: u64 = (1 << 53) - 1;
+
 /// How limits are written that are no numbers.
 const LIMITS: &str =
     "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00; null for no bound";
@@ -61,7 +64,17 @@ pub struct RatesWanted {
     #[serde(deserialize_with = "named")]
     between: Option<Option<String>>,
     /// Bytes of values in flight.
+    #[serde(deserialize_with = "bounded")]
     memory_bytes: Option<u64>,
+}
+
+/// A number that has no other.
+fn bounded<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let given = u64::deserialize(from)?;
+    if given > NUMBER_MAX {
+        return Err(D::Error::custom(format!("{NUMBER_MAX} is the most")));
+    }
+    Ok(Some(given))
 }
 
 /// What is there is `Some`, also where it is `null`.
@@ -74,6 +87,7 @@ fn named<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<String>>, D
 fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {
     match Option::deserialize(from)? {
         Some(0) => Err(D::Error::custom("0 is no rate: null takes a bound away, and a pause stops the job")),
+        Some(large) if large > NUMBER_MAX => Err(D::Error::custom(format!("{NUMBER_MAX} is the most"))),
         given => Ok(Some(given)),
     }
 }
@@ -285,7 +299,7 @@ async fn running(inner: &Inner, name: &str) -> Answer<Entry> {
         (true, _) => Ok(entry),
         (false, true) => Err(has_ended(name, &entry.status.phase)),
         (false, false) => Err(Failure::conflict(format!("job {name} does not run: it was interrupted"))
-            .with_remedy("go on with it on a terminal: its page has the command")),
+            .with_remedy("go on with it first: go-on does, or the command on its page")),
     }
 }
 
@@ -387,6 +401,10 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
     if let Some(rehearsal) = rehearsal(&entry.status, &options) {
         cut_over(rehearsal).await?;
     }
+    if options.fence == FenceKind::None {
+        return Err(Failure::bad("without a fence nothing is handed over, so there is nothing to order")
+            .with_remedy("name a fence"));
+    }
     let scheduled = Scheduled { when, options };
     let words = scheduled.in_words();
     let request = Request::Schedule(Some(scheduled));
@@ -396,7 +414,10 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
 
 /// Takes a cutover back that was ordered for later.
 pub(crate) async fn withdraw(inner: Arc<Inner>, name: String) -> Answer<Value> {
-    find(&inner, &name).await?;
+    if find(&inner, &name).await?.status.kind != Kind::Sync {
+        return Err(Failure::conflict(format!("job {name} is no sync: only a sync can be cut over"))
+            .with_remedy("name the sync"));
+    }
     let (_, stood) = service::withdraw_cutover(&inner.jobs().store, &name).await?;
     if !stood {
         return Err(Failure::conflict(format!("no cutover of {name} is ordered"))
@@ -419,7 +440,16 @@ pub(crate) async fn go_on(inner: Arc<Inner>, name: String, wanted: GoOnWanted, w
             .with_remedy("its page says what goes on with it, if anything does"));
     }
     let entry = inner.runs.clone().go_on(&status, wanted, who).await?;
-    Ok(json!({"name": entry.status.id}))
+    let (store, id) = (inner.jobs().store, entry.status.id);
+    // As it was steered last, which its command does not know. It may have ended by now.
+    let last = status.rates.as_change();
+    if last != RateChange::default() {
+        let _ = service::ask(&store, &id, Request::Set(last), "set the rates of").await;
+    }
+    if status.rates.paused {
+        let _ = service::ask(&store, &id, Request::Pause, "pause").await;
+    }
+    Ok(json!({"name": id}))
 }
 
 /// What came of a cutover.

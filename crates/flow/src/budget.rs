@@ -270,6 +270,19 @@ pub struct RatesNow {
 }
 
 impl RatesNow {
+    /// What makes another job's rates these, but for the pause; what is bounded nowhere stays.
+    pub fn as_change(&self) -> RateChange {
+        RateChange {
+            keys: self.rate_keys,
+            bytes: self.rate_bytes,
+            max_latency_ms: self.max_latency_ms,
+            max_lag: self.max_lag,
+            max_load: self.max_load,
+            times: self.between.map(Times::Between),
+            memory_bytes: None,
+        }
+    }
+
     /// Whether no keys move.
     pub fn is_paused(&self) -> bool {
         self.paused || self.paused_until_s.is_some()

@@ -86,8 +86,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
         JobsCommand::Resume { job, all, access, hooks } => {
             let hooks = hooks.settings(Kind::Move)?;
             let chosen = job.as_ref().map(|job| Chosen::find(&jobs, job, *all)).transpose()?;
-            let entries: Vec<Entry> = match &chosen {
-                Some(chosen) if chosen.job.running => vec![chosen.job.clone()],
+            let mut entries: Vec<Entry> = match &chosen {
                 // What runs goes on by itself.
                 Some(chosen) => chosen.entries().filter(|entry| !entry.running).cloned().collect(),
                 None => {
@@ -95,18 +94,24 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                     jobs.store.list()?.into_iter().filter(waits).collect()
                 }
             };
-            if entries.is_empty() {
+            let runs = |chosen: &&Chosen| chosen.entries().any(|entry| entry.running);
+            if entries.is_empty() && chosen.as_ref().filter(runs).is_none() {
                 print(as_json, "nothing", "no move of slots waits to be resumed");
                 return Ok(Exit::Success);
             }
-            if let Some(chosen) = chosen.as_ref().filter(|chosen| chosen.job.running) {
+            if let Some(chosen) = chosen.as_ref().filter(runs) {
                 if !hooks.hooks.is_empty() {
                     let what = "a job that runs has the hooks that it was begun with";
                     return Err(
                         Error::options(Side::Own, "resume the job", what).with_remedy("leave out --on")
                     );
                 }
-                return steer(&jobs, chosen, Request::Resume, as_json).await;
+                let steered = steer(&jobs, chosen, Request::Resume, as_json).await?;
+                // Others of the command may have been interrupted.
+                entries.retain(Entry::is_interrupted);
+                if entries.is_empty() {
+                    return Ok(steered);
+                }
             }
             if let Some(entry) = entries.iter().find(|entry| entry.status.kind != Kind::Move) {
                 return Err(goes_on_by_itself(entry, named));
@@ -326,8 +331,12 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
     };
     let running: Vec<&Entry> = named.entries().filter(|entry| entry.running).collect();
     if running.is_empty() || !named.all && !named.job.running {
-        let state = if *ended { "has ended" } else { "does not run: it was interrupted" };
-        let error = Error::options(Side::Own, format!("{verb} job {id}"), format!("job {id} {state}"));
+        let what = match (*ended, named.all) {
+            (_, true) => format!("neither job {id} nor another one of its command runs"),
+            (true, _) => format!("job {id} has ended"),
+            _ => format!("job {id} does not run: it was interrupted"),
+        };
+        let error = Error::options(Side::Own, format!("{verb} job {id}"), what);
         return Err(error.with_remedy("see `whimbrel jobs list`"));
     }
     let mut failed = None;

@@ -294,7 +294,8 @@ async fn attended(
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed)
             .named(given)
             .going_on_with("between", args.limits.between)
-            .going_on_at(&args.limits.change());
+            .going_on_at(&args.limits.change())
+            .going_on_switched("again", args.again);
     let stop = stop.child_token();
     let rates = options.copy.rates.clone();
     let hooks = hooks.begin(&store, &begun_with);
