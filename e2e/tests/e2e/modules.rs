@@ -292,7 +292,77 @@ fn vector_sets_move_with_their_slots(engine: Engine) {
 }
 
 whimbrel_lab::for_each_engine! {
-    on Redis80 Redis86: vector_sets_move_with_their_slots
+    on Redis80 Redis86:
+        vector_sets_move_with_their_slots
+        other_vectors_of_elements_arrive_with_a_cutover
+        other_vectors_of_elements_arrive_with_their_slots
+}
+
+/// Redis does not replicate that an element gets another vector.
+fn other_vectors_of_elements_arrive_with_a_cutover(engine: Engine) {
+    const SETS: usize = 30;
+    let (source, target) = (
+        Server::builder(engine).start().expect("a source"),
+        Server::builder(engine).start().expect("a target"),
+    );
+    let mut connection = source.connection();
+    let set = |connection: &mut Connection, n: usize, vector: &str| {
+        ask(connection, &format!("VADD v{n} VALUES 3 {vector} e SETATTR {{\"n\":{n}}}"));
+    };
+    (0..SETS).for_each(|n| set(&mut connection, n, "1 2 3"));
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    (0..SETS).for_each(|n| set(&mut connection, n, &format!("{n} 9 1")));
+    let vectors = |server: &Server| -> Vec<Value> {
+        let mut connection = server.connection();
+        (0..SETS).map(|n| ask(&mut connection, &format!("VEMB v{n} e"))).collect()
+    };
+    let wanted = vectors(&source);
+    job.cutover(&["--fence", "pause", "--max-pause", "20s"]).expect_code(0);
+    sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(vectors(&target), wanted);
+}
+
+/// Likewise, and nothing is compared that would find it.
+fn other_vectors_of_elements_arrive_with_their_slots(engine: Engine) {
+    let layout = [vec![0..=5_460], vec![5_461..=10_922], vec![10_923..=16_383]];
+    let scene = Scene::of(engine, 0, &layout).start();
+    let tags = tags_in(0..=999, 60);
+    let mut source = scene.cluster.connection_to(0);
+    for tag in &tags {
+        for element in ["a", "b"] {
+            ask(&mut source, &format!("VADD {{{tag}}}v VALUES 3 1 2 3 {element}"));
+        }
+    }
+    let slow = ["--method", "external", "--verify", "none", "--rate-keys", "30", "--batch-keys", "1000"];
+    let mut moving = scene.reshard("0-999", 1, &slow).spawn();
+    // Acknowledged until the source owns the slots no more.
+    let mut acknowledged = BTreeMap::new();
+    let mut owned = true;
+    for round in 1.. {
+        for tag in &tags {
+            let mut update = redis::cmd("VADD");
+            update.arg(format!("{{{tag}}}v")).arg("VALUES").arg(3).arg(round).arg(5).arg(7).arg("a");
+            match update.exec(&mut source) {
+                Ok(()) => drop(acknowledged.insert(tag.clone(), round)),
+                Err(e) if e.to_string().to_uppercase().contains("MOVED") => owned = false,
+                Err(e) => panic!("{e}"),
+            }
+        }
+        if !owned {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    moving.wait(PATIENCE).expect("it ends").expect_code(0);
+    let fresh = Server::builder(engine).start().expect("one to compare with");
+    let (mut target, mut model) = (scene.cluster.connection_to(1), fresh.connection());
+    for (tag, round) in acknowledged {
+        ask(&mut model, &format!("VADD {tag} VALUES 3 {round} 5 7 a"));
+        let wanted = ask(&mut model, &format!("VEMB {tag} a"));
+        assert_eq!(ask(&mut target, &format!("VEMB {{{tag}}}v a")), wanted, "{tag} of round {round}");
+    }
 }
 
 /// All of them take servers that the tier `all` brings.
