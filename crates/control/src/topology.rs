@@ -156,8 +156,8 @@ impl Topology {
         self.lock().announced.ports().clone()
     }
 
-    /// Where the primaries are that the node which was asked last cannot reach and that own slots, and whether
-    /// a majority of the primaries finds so.
+    /// Where the primaries are that own slots and that the node which was asked last cannot reach, and
+    /// whether a majority of the primaries finds so.
     pub fn unreachable(&self) -> Vec<(String, bool)> {
         let state = self.lock();
         let lost = state.table.shards().iter().filter(|shard| !shard.ranges().is_empty());

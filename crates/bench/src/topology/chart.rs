@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use super::layout::form;
 use super::symptom::Felt;
 use crate::svg::{begun, escaped};
 
@@ -41,7 +42,7 @@ pub(super) fn svg(title: &str, felt: &[Felt]) -> String {
     }
     for (place, (engine, is_fragmented)) in panels.iter().enumerate() {
         let at = (LEFT + (place % 2) as f64 * (WIDTH + GAP.0), TOP + (place / 2) as f64 * (HEIGHT + GAP.1));
-        let form = super::form(*is_fragmented);
+        let form = form(*is_fragmented);
         let of = felt.iter().filter(|one| (one.engine, one.is_fragmented) == (*engine, *is_fragmented));
         panel(&mut svg, &format!("{engine}, {form}"), &of.collect::<Vec<_>>(), at, most);
     }

@@ -19,6 +19,11 @@ pub struct Layout {
     pub is_fragmented: bool,
 }
 
+/// In words.
+pub fn form(is_fragmented: bool) -> &'static str {
+    if is_fragmented { "fragmented" } else { "whole ranges" }
+}
+
 impl Layout {
     /// As it is written on the command line of a child.
     pub fn word(self) -> String {

@@ -1,5 +1,5 @@
-//! `./dev bench topology`: what it costs to tell clients who owns what, beside the servers, a storm of clients
-//! that ask after each move of a slot, and what their own reads feel of that.
+//! `./dev bench topology`: what it costs to tell clients who owns what, beside the servers, a storm of
+//! clients that ask after each move of a slot, and what their own reads feel of that.
 
 mod algorithm;
 mod ask;
@@ -23,7 +23,7 @@ use whimbrel_loadgen::program::full_version;
 
 use self::algorithm::Cost;
 use self::ask::{Asked, Storm};
-use self::layout::{Layout, Moves};
+use self::layout::{Layout, Moves, form};
 use self::stand::Stand;
 use self::symptom::Felt;
 use crate::exit::Exit;
@@ -237,10 +237,6 @@ fn connection(stand: &mut Stand) -> anyhow::Result<&mut Connection> {
     }
 }
 
-fn form(is_fragmented: bool) -> &'static str {
-    if is_fragmented { "fragmented" } else { "whole ranges" }
-}
-
 /// Microseconds with as many digits as tell something.
 fn us(value: f64) -> String {
     match value {
@@ -277,8 +273,8 @@ impl Report {
             ]);
         }
         format!(
-            "\nReads (MGET of ten keys) of {} clients, 20 a second each, while a slot leaves their server each \
-             50 ms; {} primaries\n\n{}",
+            "\nReads (MGET of ten keys) of {} clients, 20 a second each, while a slot leaves their server \
+             each 50 ms; {} primaries\n\n{}",
             args.clients,
             STORM.primaries,
             aligned(&rows)

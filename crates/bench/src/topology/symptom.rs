@@ -1,9 +1,9 @@
-//! What clients of a shard feel while its slots leave it: their reads wait behind the questions that all others
-//! ask after a `MOVED`.
+//! What clients of a shard feel while its slots leave it: their reads wait behind the questions that all
+//! others ask after a `MOVED`.
 //!
 //! One server is real, and believes in the other primaries. Slots leave it, one after another. Clients read
-//! from it at a fixed rate; one that is told `MOVED` asks for the whole table before it goes on, as hiredis-vip
-//! and Jedis do: of the node that said so, or of whimbrel.
+//! from it at a fixed rate; one that is told `MOVED` asks for the whole table before it goes on, as
+//! hiredis-vip and Jedis do: of the node that said so, or of whimbrel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

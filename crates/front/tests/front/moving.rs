@@ -217,8 +217,8 @@ fn clients_that_rest_stay_and_others_leave_when_it_begins() {
     }
     idle.ask(&["APPEND", "k", "!"], ":2\r\n");
     named.ask(&["CLIENT", "GETNAME"], "$2\r\nme\r\n");
-    // The source is told the same, as soon as it is asked again. Not always by the first read: the connection of
-    // before may look as if it were there still, and then the key is moved, and known from then on.
+    // The source is told the same, as soon as it is asked again. Not always by the first read: the connection
+    // of before may look as if it were there still, and then the key is moved, and known from then on.
     let mut keys = 0..;
     wait_until("the source knows the name", || {
         named.ask(&["GET", &format!("other{}", keys.next().unwrap_or(0))], "$-1\r\n");

@@ -331,11 +331,9 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
     };
     let running: Vec<&Entry> = named.entries().filter(|entry| entry.running).collect();
     if running.is_empty() || !named.all && !named.job.running {
-        let what = match (*ended, named.all) {
-            (_, true) => format!("neither job {id} nor another one of its command runs"),
-            (true, _) => format!("job {id} has ended"),
-            _ => format!("job {id} does not run: it was interrupted"),
-        };
+        let state = if *ended { "has ended" } else { "does not run: it was interrupted" };
+        let others = if named.all { ", and no other one of its command runs" } else { "" };
+        let what = format!("job {id} {state}{others}");
         let error = Error::options(Side::Own, format!("{verb} job {id}"), what);
         return Err(error.with_remedy("see `whimbrel jobs list`"));
     }
@@ -350,11 +348,8 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
         match event {
             _ if as_json => out!("{}", json!({"event": event, "job": id, "rates": now})),
             "set" => out!("job {label}: {now}"),
-            "resumed" => match now.pause_in_words() {
-                Some(words) => out!("job {label} is {event}; its keys wait for their time: {words}"),
-                None => out!("job {label} is {event}"),
-            },
-            _ => out!("job {label} is {event}"),
+            // One that is resumed outside of its times waits for them.
+            _ => out!("job {label} is {}", now.pause_in_words().as_deref().unwrap_or(event)),
         }
     }
     named.show_others(jobs, named.others.clone(), as_json).await;
@@ -486,16 +481,13 @@ async fn resume(
                 continue;
             }
             let ready = Ready::open(store, &entry.status.id)?;
+            // What was set while it ran ended with its process.
+            let how = match ready.task {
+                Task::Plain(_) => "begins again with what is left to move".to_owned(),
+                Task::External(_) => format!("is as fast as it began: {}", ready.view.progress.rates.now()),
+            };
             if !as_json {
-                let id = &entry.status.id;
-                match ready.task {
-                    Task::Plain(_) => eprintln!("note     job {id} begins again with what is left to move"),
-                    // What was set while it ran ended with its process.
-                    Task::External(_) => {
-                        let rates = ready.view.progress.rates.now();
-                        eprintln!("note     job {id} goes on as fast as it was begun with: {rates}");
-                    }
-                }
+                eprintln!("note     job {} {how}", entry.status.id);
             }
             jobs.push(ready.with_hooks(hooks));
             at = Some(&entry.status);
