@@ -276,6 +276,12 @@ fn has_ended(name: &str, phase: &str) -> Failure {
         .with_remedy("nothing is left to do; its page has the report")
 }
 
+/// Only a sync has a cutover.
+fn no_sync(name: &str) -> Failure {
+    Failure::conflict(format!("job {name} is no sync: only a sync can be cut over"))
+        .with_remedy("name the sync")
+}
+
 /// The folder cannot be read.
 fn unread(e: impl std::fmt::Display) -> Failure {
     Failure::conflict(e.to_string()).with_remedy("ask again")
@@ -382,8 +388,7 @@ fn refuse_unseen(left: &[Entry], named: Option<&[String]>) -> Answer<()> {
 pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWanted) -> Answer<Value> {
     let entry = running(&inner, &name).await?;
     if entry.status.kind != Kind::Sync {
-        return Err(Failure::conflict(format!("job {name} is no sync: only a sync can be cut over"))
-            .with_remedy("name the sync"));
+        return Err(no_sync(&name));
     }
     let options = wanted.options(&inner.options.state_dir, &entry.status)?;
     let when = wanted.when()?;
@@ -398,12 +403,13 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
         let report = cut_over(options).await?;
         return Ok(json!({"outcome": report, "text": in_words(&report, wanted.dry_run)}));
     }
-    if let Some(rehearsal) = rehearsal(&entry.status, &options) {
-        cut_over(rehearsal).await?;
-    }
+    // The sync would refuse it as well, but only after it was rehearsed.
     if options.fence == FenceKind::None {
         return Err(Failure::bad("without a fence nothing is handed over, so there is nothing to order")
             .with_remedy("name a fence"));
+    }
+    if let Some(rehearsal) = rehearsal(&entry.status, &options) {
+        cut_over(rehearsal).await?;
     }
     let scheduled = Scheduled { when, options };
     let words = scheduled.in_words();
@@ -415,8 +421,7 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
 /// Takes a cutover back that was ordered for later.
 pub(crate) async fn withdraw(inner: Arc<Inner>, name: String) -> Answer<Value> {
     if find(&inner, &name).await?.status.kind != Kind::Sync {
-        return Err(Failure::conflict(format!("job {name} is no sync: only a sync can be cut over"))
-            .with_remedy("name the sync"));
+        return Err(no_sync(&name));
     }
     let (_, stood) = service::withdraw_cutover(&inner.jobs().store, &name).await?;
     if !stood {

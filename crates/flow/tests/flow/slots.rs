@@ -14,7 +14,8 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::Side;
 use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
-use whimbrel_engine::link::LinkOptions;
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::probe::Info;
 use whimbrel_flow::budget::Rates;
 use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, SlotProgress, TargetGate, count_keys};
 use whimbrel_lab::{Cluster, Engine};
@@ -232,12 +233,7 @@ async fn moves_everything(engine: Engine, kind: Option<FeedKind>) {
     let writes: u64 = writers.into_iter().map(|w| w.join().expect("a writer")).sum();
     assert!(writes > 100, "the writers hardly wrote: {writes}");
     // The writers have stopped; what they did is what a pause would make final.
-    let info = link.call(&[b"INFO", b"replication"]).await.expect("info");
-    let info = whimbrel_engine::probe::Info::parse(info.as_bytes().expect("text"));
-    let offset = info.number("master_repl_offset").expect("an offset");
-    assert!(feed.reach(offset, 10_000).await.expect("a feed"), "the feed reaches the offset");
-    let deadline = Instant::now() + Duration::from_secs(30);
-    assert!(mover.drain(&touched, deadline).await.expect("drained"), "drained in time");
+    drain(&mut link, &feed, &mut mover).await;
     let found = mover.compare(&slots, Level::Sample).await.expect("compared");
     assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.told);
     assert!(found.counted == 100 && found.compared > 0, "{found:?}");
@@ -298,6 +294,16 @@ async fn keys_move_with_a_tracking_feed_as_well(engine: Engine) {
     moves_everything(engine, Some(FeedKind::Tracking)).await;
 }
 
+/// Nobody writes any more: transfers all that the feed tells of until now.
+async fn drain(source: &mut Link, feed: &Feed, mover: &mut SlotMover) {
+    let info = source.call(&[b"INFO", b"replication"]).await.expect("info");
+    let info = Info::parse(info.as_bytes().expect("text"));
+    let offset = info.number("master_repl_offset").expect("an offset");
+    assert!(feed.reach(offset, 10_000).await.expect("a feed"), "the feed reaches the offset");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    assert!(mover.drain(&feed.touched(), deadline).await.expect("drained"), "drained in time");
+}
+
 /// Large sets have other payloads on the other side, so their elements are asked for, in several questions.
 /// The time of each key comes at some moment between two of them.
 async fn keys_that_expire_while_they_are_compared_do_not_differ(engine: Engine) {
@@ -313,7 +319,6 @@ async fn keys_that_expire_while_they_are_compared_do_not_differ(engine: Engine) 
     }
     let options = FeedOptions::default();
     let feed = Feed::attach(&scene.deployment, &scene.source, slots.clone(), options).await.expect("a feed");
-    let touched = feed.touched();
     let mut mover = scene.mover().await;
     let mut link = scene.deployment.open(&scene.source, 0).await.expect("a link");
     mover.begin_batch(feed.misses_consumer_groups());
@@ -323,12 +328,7 @@ async fn keys_that_expire_while_they_are_compared_do_not_differ(engine: Engine) 
     for (name, i) in names.iter().zip(0..) {
         cmd("PEXPIRE").arg(name).arg(2_000 + 10 * i).exec(&mut client).expect("an expiry");
     }
-    let info = link.call(&[b"INFO", b"replication"]).await.expect("info");
-    let info = whimbrel_engine::probe::Info::parse(info.as_bytes().expect("text"));
-    let offset = info.number("master_repl_offset").expect("an offset");
-    assert!(feed.reach(offset, 10_000).await.expect("a feed"), "the feed reaches the offset");
-    let deadline = Instant::now() + Duration::from_secs(30);
-    assert!(mover.drain(&touched, deadline).await.expect("drained"), "drained in time");
+    drain(&mut link, &feed, &mut mover).await;
     let mut compared = 0;
     loop {
         let left = cmd("EXISTS").arg(&names[names.len() - 1]).query::<u32>(&mut client).expect("exists");
