@@ -17,6 +17,7 @@ mod copy;
 mod exit;
 mod front;
 mod latency;
+mod listening;
 mod machine;
 mod partitions;
 mod pattern;

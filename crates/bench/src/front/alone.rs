@@ -15,6 +15,7 @@ use whimbrel_loadgen::program::last_words;
 
 use super::args::BenchFrontArgs;
 use super::data::fill;
+use super::destinations::Destinations;
 use super::moving::PATIENCE;
 use super::paper::{self, Bloom};
 use super::ways::Running;
@@ -83,10 +84,10 @@ pub(super) fn measure(engine: Engine, args: &BenchFrontArgs, interrupt: &Interru
 /// Seconds that one mover takes.
 fn run(engine: Engine, args: &BenchFrontArgs, mover: Mover, interrupt: &Interrupt) -> anyhow::Result<f64> {
     let source = Server::builder(engine).name("source").start()?;
-    let target = Server::builder(engine).name("target").start()?;
+    let target = Destinations::start(engine, 1)?;
     fill(&source, args)?;
     let seconds = match mover {
-        Mover::Copy => copy(&source, &target, interrupt)?,
+        Mover::Copy => copy(&source, target.servers()[0], interrupt)?,
         Mover::Paper => {
             let filter = Bloom::new(args.keys);
             let began = Instant::now();
@@ -100,7 +101,7 @@ fn run(engine: Engine, args: &BenchFrontArgs, mover: Mover, interrupt: &Interrup
             began.elapsed().as_secs_f64()
         }
     };
-    let arrived: u64 = cmd("DBSIZE").query(&mut target.try_connection()?)?;
+    let arrived: u64 = cmd("DBSIZE").query(&mut target.servers()[0].try_connection()?)?;
     ensure!(arrived == args.keys, "{} has moved {arrived} of {} keys", mover.name(), args.keys);
     Ok(seconds)
 }

@@ -18,6 +18,14 @@ pub enum Part {
     Alone,
 }
 
+/// One server, or a cluster, which has three primaries at least.
+fn one_or_cluster(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(count @ (1 | 3..=16)) => Ok(count),
+        _ => Err("write 1, or a number from 3 to 16".to_owned()),
+    }
+}
+
 /// `./dev bench front`.
 #[derive(Debug, Args)]
 pub struct BenchFrontArgs {
@@ -59,6 +67,10 @@ pub struct BenchFrontArgs {
     #[arg(long, default_value_t = 100_000,
         value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
     pub keys: u64,
+
+    /// Servers that the keys move to, in a cluster where there are several
+    #[arg(long, default_value_t = 1, value_parser = one_or_cluster)]
+    pub destinations: u8,
 
     /// Bytes of each value that moves
     #[arg(long, default_value_t = 2_000)]

@@ -4,6 +4,7 @@ mod alone;
 mod args;
 mod chart;
 mod data;
+mod destinations;
 mod moving;
 mod paper;
 mod through;

@@ -25,6 +25,7 @@ use whimbrel_loadgen::zipf::Zipf;
 
 use super::args::BenchFrontArgs;
 use super::data::{fill, name_of, value_of, version_of};
+use super::destinations::Destinations;
 use super::paper::{self, Bloom};
 use super::ways::Running;
 use crate::report::aligned;
@@ -32,8 +33,9 @@ use crate::report::aligned;
 /// Threads that ask.
 const CLIENTS: u64 = 8;
 
-/// A move may take so long.
+/// A move may take so long, and a second more for each [`KEYS_EACH_SECOND`].
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+const KEYS_EACH_SECOND: u64 = 10_000;
 
 /// What was seen with one scheme, one skew and one share of writes.
 #[derive(Debug, Serialize)]
@@ -81,7 +83,7 @@ enum Scheme {
 struct Run<'a> {
     scheme: Scheme,
     source: &'a Server,
-    target: &'a Server,
+    target: &'a Destinations,
     /// Where the front listens.
     front: String,
     keys: u64,
@@ -147,7 +149,7 @@ fn run(
     interrupt: &Interrupt,
 ) -> anyhow::Result<Seen> {
     let source = Server::builder(engine).name("source").start()?;
-    let target = Server::builder(engine).name("target").start()?;
+    let target = Destinations::start(engine, args.destinations)?;
     fill(&source, args)?;
     let front = matches!(scheme, Scheme::Whimbrel).then(|| Running::between(&source, &target)).transpose()?;
     let run = Run {
@@ -169,7 +171,9 @@ fn run(
         let run = &run;
         let clients: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || run.serve(number))).collect();
         let moved = match &front {
-            Some(front) => front.move_all(PATIENCE, interrupt),
+            Some(front) => {
+                front.move_all(PATIENCE + Duration::from_secs(args.keys / KEYS_EACH_SECOND), interrupt)
+            }
             None => paper::move_all(&source, &target, args.keys, &run.filter, interrupt),
         };
         let seconds = began.elapsed().as_secs_f64();
@@ -227,26 +231,36 @@ fn run(
 impl Run<'_> {
     /// One client, and what stands between it and the servers in its scheme.
     fn serve(&self, number: u64) -> anyhow::Result<Tally> {
+        let targets = self.target.servers();
         match self.scheme {
-            Scheme::NoFilter => self.ask(number, &self.target.addr()),
-            Scheme::Whimbrel => self.ask(number, &self.front),
+            Scheme::NoFilter => self.ask(number, &targets.iter().map(|it| it.addr()).collect::<Vec<_>>()),
+            Scheme::Whimbrel => self.ask(number, std::slice::from_ref(&self.front)),
             Scheme::Paper => thread::scope(|scope| {
-                let listener = TcpListener::bind("127.0.0.1:0")?;
-                let address = listener.local_addr()?.to_string();
-                let (source, target, filter) = (self.source, self.target, &self.filter);
-                let hop = scope.spawn(move || paper::serve_one(&listener, source, target, filter));
-                // Its connection is closed when this returns, and the hop ends.
-                let tally = self.ask(number, &address);
-                let forwarded = hop.join().unwrap_or_else(|_| bail!("the destination has panicked"))?;
+                let (mut addresses, mut hops) = (Vec::new(), Vec::new());
+                for target in targets {
+                    let listener = TcpListener::bind("127.0.0.1:0")?;
+                    addresses.push(listener.local_addr()?.to_string());
+                    let (source, filter) = (self.source, &self.filter);
+                    hops.push(scope.spawn(move || paper::serve_one(&listener, source, target, filter)));
+                }
+                // Its connections are closed when this returns, and the hops end.
+                let tally = self.ask(number, &addresses);
+                let mut forwarded = 0;
+                for hop in hops {
+                    forwarded += hop.join().unwrap_or_else(|_| bail!("the destination has panicked"))?;
+                }
                 Ok(Tally { forwarded, ..tally? })
             }),
         }
     }
 
-    /// Sends the queries of one client.
-    fn ask(&self, number: u64, address: &str) -> anyhow::Result<Tally> {
-        let client = redis::Client::open(format!("redis://{address}/"))?;
-        let mut connection = client.get_connection_with_timeout(PATIENCE)?;
+    /// Sends the queries of one client: to the destination of each key, or where there is one address, there.
+    fn ask(&self, number: u64, addresses: &[String]) -> anyhow::Result<Tally> {
+        let connection = |address: &String| {
+            let client = redis::Client::open(format!("redis://{address}/"))?;
+            client.get_connection_with_timeout(PATIENCE)
+        };
+        let mut connections = addresses.iter().map(connection).collect::<Result<Vec<_>, _>>()?;
         let mut random = Rng::with_seed(number + 1);
         let mut tally = Tally::default();
         for _ in 0..self.queries {
@@ -258,13 +272,18 @@ impl Run<'_> {
             }
             let is_moving = !self.is_over.load(Ordering::SeqCst);
             let last = self.acknowledged[key as usize].load(Ordering::SeqCst);
+            let name = name_of(key);
+            let connection = match &mut connections[..] {
+                [one] => one,
+                several => &mut several[self.target.of(&name)],
+            };
             let sent = Instant::now();
             if is_write && key % CLIENTS == number {
                 let value = value_of(last + 1, self.value_bytes, &mut random);
-                cmd("SET").arg(name_of(key)).arg(value).exec(&mut connection)?;
+                cmd("SET").arg(name).arg(value).exec(connection)?;
                 self.acknowledged[key as usize].store(last + 1, Ordering::SeqCst);
             } else {
-                match cmd("GET").arg(name_of(key)).query::<Option<Vec<u8>>>(&mut connection)? {
+                match cmd("GET").arg(name).query::<Option<Vec<u8>>>(connection)? {
                     None => tally.found_nothing += 1,
                     Some(value) if version_of(&value)? < last => tally.stale += 1,
                     Some(_) => {}
@@ -286,15 +305,23 @@ impl Run<'_> {
 
     /// Keys whose last acknowledged version the target does not have. Nobody writes any more.
     fn count_lost(&self) -> anyhow::Result<u64> {
-        let mut target = self.target.try_connection()?;
+        let targets = self.target.servers().into_iter().map(Server::try_connection);
+        let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
         let mut lost = 0;
         for first in (0..self.keys).step_by(paper::BATCH as usize) {
-            let batch: Vec<u64> = (first..(first + paper::BATCH).min(self.keys)).collect();
-            let names: Vec<String> = batch.iter().copied().map(name_of).collect();
-            let values: Vec<Option<Vec<u8>>> = cmd("MGET").arg(&names).query(&mut target)?;
-            for (key, value) in batch.into_iter().zip(values) {
-                let found = value.as_deref().map(version_of).transpose()?.unwrap_or(0);
-                lost += u64::from(found < self.acknowledged[key as usize].load(Ordering::SeqCst));
+            let mut batches = vec![(Vec::new(), redis::pipe()); targets.len()];
+            for key in first..(first + paper::BATCH).min(self.keys) {
+                let name = name_of(key);
+                let (keys, pipeline) = &mut batches[self.target.of(&name)];
+                keys.push(key);
+                pipeline.cmd("GET").arg(name);
+            }
+            for ((keys, pipeline), target) in batches.into_iter().zip(&mut targets) {
+                let values: Vec<Option<Vec<u8>>> = pipeline.query(target)?;
+                for (key, value) in keys.into_iter().zip(values) {
+                    let found = value.as_deref().map(version_of).transpose()?.unwrap_or(0);
+                    lost += u64::from(found < self.acknowledged[key as usize].load(Ordering::SeqCst));
+                }
             }
         }
         Ok(lost)

@@ -19,6 +19,7 @@ use whimbrel_wire::value::Value;
 use xxhash_rust::xxh3::Xxh3Builder;
 
 use super::data::{key_of, name_of};
+use super::destinations::Destinations;
 
 /// Keys that the mover takes at a time.
 pub(super) const BATCH: u64 = 64;
@@ -71,22 +72,25 @@ impl Bloom {
 /// Copies all keys as the paper's mover does. A write at the target before a key came keeps what was written.
 pub(super) fn move_all(
     source: &Server,
-    target: &Server,
+    target: &Destinations,
     keys: u64,
     filter: &Bloom,
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
-    let (mut from, mut to) = (source.try_connection()?, target.try_connection()?);
+    let mut from = source.try_connection()?;
+    let mut to = target.servers().into_iter().map(Server::try_connection).collect::<Result<Vec<_>, _>>()?;
     for first in (0..keys).step_by(BATCH as usize) {
         interrupt.check()?;
         let batch = first..(first + BATCH).min(keys);
         let names: Vec<String> = batch.clone().map(name_of).collect();
         let values: Vec<Vec<u8>> = cmd("MGET").arg(&names).query(&mut from)?;
-        let mut pipeline = redis::pipe();
+        let mut pipelines = vec![redis::pipe(); to.len()];
         for (name, value) in names.iter().zip(values) {
-            pipeline.cmd("SET").arg(name).arg(value).arg("NX").ignore();
+            pipelines[target.of(name)].cmd("SET").arg(name).arg(value).arg("NX").ignore();
         }
-        pipeline.exec(&mut to)?;
+        for (pipeline, to) in pipelines.iter().zip(&mut to) {
+            pipeline.exec(to)?;
+        }
         batch.for_each(|key| filter.add(key));
     }
     Ok(())

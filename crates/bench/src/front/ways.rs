@@ -1,21 +1,19 @@
 //! The ways to a server, and a front that runs between two.
 
-use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
-use whimbrel_lab::{Server, processor_seconds};
+use whimbrel_lab::Server;
 use whimbrel_loadgen::interrupt::Interrupt;
 use whimbrel_loadgen::program::find_on_path;
 
+use super::destinations::Destinations;
 use crate::binaries::whimbrel_binary;
-
-/// How long a proxy may take to let clients in.
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::listening::{Listening, free_address};
 
 /// How often it is looked whether all keys have moved.
 const POLL: Duration = Duration::from_millis(2);
@@ -25,7 +23,7 @@ pub(super) struct Way {
     pub(super) name: &'static str,
     pub(super) address: SocketAddr,
     /// Ends when it is dropped.
-    proxy: Option<Proxy>,
+    proxy: Option<Listening>,
 }
 
 impl Way {
@@ -34,20 +32,7 @@ impl Way {
     /// # Errors
     /// When it has ended.
     pub(super) fn cpu_s(&self) -> anyhow::Result<Option<f64>> {
-        let stat = |Proxy(child): &Proxy| std::fs::read_to_string(format!("/proc/{}/stat", child.id()));
-        let stat = self.proxy.as_ref().map(stat).transpose().context("read the proxy's processor time")?;
-        Ok(stat.as_deref().map(processor_seconds))
-    }
-}
-
-/// A proxy that runs, killed when it is dropped.
-struct Proxy(Child);
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.proxy.as_ref().map(Listening::cpu_s).transpose()
     }
 }
 
@@ -62,7 +47,7 @@ pub(super) fn whimbrel(name: &'static str, share: u32, server: &Server) -> anyho
     let mut command = whimbrel_binary()?;
     command.args(["front", "--quiet", "--source", &server.addr(), "--listen", &address.to_string()]);
     command.args(["--share-connections", &share.to_string()]);
-    started(name, command, address, server)
+    started(name, command, address, server.dir())
 }
 
 /// Through twemproxy; `None` where it is not installed.
@@ -79,31 +64,11 @@ pub(super) fn nutcracker(server: &Server) -> anyhow::Result<Option<Way>> {
     let mut command = Command::new(program);
     command.arg("-c").arg(config).args(["-a", "127.0.0.1", "-s", &statistics.port().to_string()]);
     command.arg("-o").arg(server.dir().join("nutcracker.log"));
-    started("nutcracker", command, address, server).map(Some)
+    started("nutcracker", command, address, server.dir()).map(Some)
 }
 
-/// A port that was free a moment ago.
-fn free_address() -> std::io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
-}
-
-fn started(
-    name: &'static str,
-    mut command: Command,
-    address: SocketAddr,
-    server: &Server,
-) -> anyhow::Result<Way> {
-    let said = server.dir().join(format!("{name}-output"));
-    let file = File::create(&said)?;
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    let mut proxy = Proxy(command.spawn().with_context(|| format!("start {name}"))?);
-    let began = Instant::now();
-    while TcpStream::connect(address).is_err() {
-        if proxy.0.try_wait()?.is_some() || began.elapsed() > PATIENCE {
-            bail!("{name} lets nobody in: {}", std::fs::read_to_string(&said).unwrap_or_default());
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn started(name: &'static str, command: Command, address: SocketAddr, folder: &Path) -> anyhow::Result<Way> {
+    let proxy = Listening::start(name, command, address, folder)?;
     Ok(Way { name, address, proxy: Some(proxy) })
 }
 
@@ -117,13 +82,13 @@ pub(super) struct Running {
 
 impl Running {
     /// Starts it; no key moves yet.
-    pub(super) fn between(source: &Server, target: &Server) -> anyhow::Result<Running> {
+    pub(super) fn between(source: &Server, target: &Destinations) -> anyhow::Result<Running> {
         let address = free_address()?;
-        let state = target.dir().join("state");
+        let state = target.folder().join("state");
         let mut command = whimbrel_binary()?;
         command.args(["front", "--quiet", "--source", &source.addr(), "--target", &target.addr()]);
         command.args(["--listen", &address.to_string(), "--state-dir"]).arg(&state);
-        let way = started("whimbrel", command, address, target)?;
+        let way = started("whimbrel", command, address, target.folder())?;
         Ok(Running { address, state, way })
     }
 
@@ -156,8 +121,8 @@ impl Running {
 
     /// Most memory that it has taken so far, in MiB.
     pub(super) fn peak_mib(&self) -> anyhow::Result<f64> {
-        let Some(Proxy(child)) = &self.way.proxy else { bail!("the front does not run") };
-        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
+        let Some(front) = &self.way.proxy else { bail!("the front does not run") };
+        let status = std::fs::read_to_string(format!("/proc/{}/status", front.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
         Ok(kib.context("read how much memory the front has taken")? / 1024.0)

@@ -4,6 +4,7 @@
 mod chart;
 mod coordinator;
 mod entries;
+mod fronts;
 mod hdr;
 mod link;
 mod member;
@@ -23,6 +24,7 @@ use whimbrel_loadgen::interrupt::{self, Interrupt};
 
 use self::coordinator::Fleet;
 use self::entries::Entries;
+use self::fronts::FrontsOutcome;
 use self::outcome::Outcome;
 use self::size::{Mode, Size, name};
 use crate::exit::Exit;
@@ -62,6 +64,11 @@ pub struct BenchPartitionsArgs {
     /// Seconds after which a run is stopped; what it would have taken is then estimated, and marked
     #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     pub limit: u64,
+
+    /// Measure the real program, `whimbrel serve --fleet` and `whimbrel front --join`, in the place of the
+    /// machines of the fleet with entries
+    #[arg(long, conflicts_with_all = ["mode", "entries", "entry_bytes", "moves_per_member", "percentiles", "hdr", "svg"])]
+    pub fronts: bool,
 
     /// Print the percentiles of each run, in the format of HdrHistogram
     #[arg(long)]
@@ -117,8 +124,12 @@ pub fn run(args: &BenchPartitionsArgs) -> anyhow::Result<Exit> {
             eprintln!("error: --partitions needs --members");
             return Ok(Exit::Usage);
         }
+        None if args.fronts => fronts::SIZES.to_vec(),
         None => SIZES.to_vec(),
     };
+    if args.fronts {
+        return interrupt::run(Exit::Stopped, |interrupt| measure_fronts(&sizes, args, interrupt));
+    }
     interrupt::run(Exit::Stopped, |interrupt| measure(&sizes, args, interrupt))
 }
 
@@ -155,6 +166,52 @@ fn measure(sizes: &[(u32, u32)], args: &BenchPartitionsArgs, interrupt: &Interru
         false => writeln!(out, "{}", report.text(args.percentiles))?,
     }
     Ok(Exit::Success)
+}
+
+#[derive(Debug, Serialize)]
+struct FrontsReport {
+    bench: &'static str,
+    machine: Machine,
+    rows: Vec<FrontsOutcome>,
+}
+
+fn measure_fronts(
+    sizes: &[(u32, u32)],
+    args: &BenchPartitionsArgs,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Exit> {
+    let machine = Machine::of_this(Engine::Redis70);
+    let mut report = FrontsReport { bench: "partitions --fronts", machine, rows: Vec::new() };
+    for (members, partitions) in sizes.iter().copied() {
+        eprintln!("{members} fronts, {} partitions", format_count(partitions.into()));
+        let limit = Duration::from_secs(args.limit);
+        report.rows.push(fronts::measure(members, partitions, limit, interrupt)?);
+    }
+    let mut out = std::io::stdout();
+    match args.json {
+        true => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
+        false => writeln!(out, "{}", report.text())?,
+    }
+    Ok(Exit::Success)
+}
+
+impl FrontsReport {
+    fn text(&self) -> String {
+        let head =
+            ["fronts, partitions", "moves", "seconds", "mean µs", "coordinator CPU µs", "fronts CPU µs"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for row in &self.rows {
+            rows.push(vec![
+                format!("{}, {}", row.members, format_count(row.partitions.into())),
+                format_count(row.moved),
+                format!("{:.1}", row.seconds),
+                format!("{:.0}", row.seconds * 1e6 / row.moved as f64),
+                format!("{:.0}", row.coordinator_cpu_us),
+                format!("{:.0}", row.fronts_cpu_us),
+            ]);
+        }
+        format!("{}\n\n{}", self.machine.describe(), aligned(&rows))
+    }
 }
 
 impl Report {
