@@ -80,6 +80,7 @@ pub fn spawn<A: AsRef<OsStr>>(args: &[A]) -> Running {
 /// A call of `whimbrel` with more than arguments.
 #[derive(Clone, Debug)]
 pub struct Invocation {
+    binary: Option<PathBuf>,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     dir: Option<PathBuf>,
@@ -100,12 +101,18 @@ impl Invocation {
     /// As [`Self::new`], with nothing agreed to.
     pub fn unasked<A: AsRef<OsStr>>(args: &[A]) -> Self {
         let args = args.iter().map(|arg| arg.as_ref().to_owned()).collect();
-        Self { args, env: Vec::new(), dir: None, timeout: RUN_TIMEOUT }
+        Self { binary: None, args, env: Vec::new(), dir: None, timeout: RUN_TIMEOUT }
     }
 
     /// Sets an environment variable.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Runs this binary in the place of the one under test.
+    pub fn binary(mut self, binary: Option<&Path>) -> Self {
+        self.binary = binary.map(Path::to_owned);
         self
     }
 
@@ -144,7 +151,7 @@ impl Invocation {
     /// Panics when it cannot be started.
     #[track_caller]
     pub fn spawn(&self) -> Running {
-        let mut command = Command::new(whimbrel());
+        let mut command = Command::new(self.binary.as_deref().unwrap_or_else(|| whimbrel()));
         command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
         if let Some(dir) = &self.dir {
             command.current_dir(dir);

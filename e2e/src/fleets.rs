@@ -1,5 +1,6 @@
 //! A fleet: coordinators and fronts, as processes, in front of one server or cluster.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -25,6 +26,8 @@ pub struct Fleet {
     pub coordinators: Vec<Coordinator>,
     /// What they share, where there are several.
     pub etcd: Option<Etcd>,
+    /// What members that join are run with, where that is not the binary under test.
+    binary: Option<PathBuf>,
     _folder: tempfile::TempDir,
 }
 
@@ -69,25 +72,38 @@ impl Fleet {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().to_str().expect("a name").to_owned();
         let more: Vec<&str> = ["--state-dir", &state].iter().chain(more).copied().collect();
-        let coordinators = vec![Coordinator::start(backend, Vec::new(), &more)];
-        Fleet { members: Vec::new(), coordinators, etcd: None, _folder: folder }.filled(members)
+        let coordinators = vec![Coordinator::start(backend, Vec::new(), &more, None)];
+        let (etcd, binary) = (None, None);
+        Fleet { members: Vec::new(), coordinators, etcd, binary, _folder: folder }.filled(members)
+    }
+
+    /// Three coordinators on an etcd, and three members, all run with another binary.
+    #[track_caller]
+    pub fn start_with(binary: &Path, backend: &str, more: &[&str]) -> Fleet {
+        Fleet::on_etcd(backend, more, Some(binary)).filled(3)
     }
 
     /// The same with three coordinators on an etcd of three servers.
     #[track_caller]
     pub fn start_on_etcd(backend: &str, members: usize, more: &[&str]) -> Fleet {
+        Fleet::on_etcd(backend, more, None).filled(members)
+    }
+
+    #[track_caller]
+    fn on_etcd(backend: &str, more: &[&str], binary: Option<&Path>) -> Fleet {
         let folder = tempfile::tempdir().expect("a folder");
         let etcd = Etcd::start(3).expect("an etcd");
         let coordinator = |_| {
             let links: Vec<Proxy> = etcd.nodes().iter().map(|node| link_to(&node.addr())).collect();
             let store = format!("etcd://{}", addresses(&links));
             let more: Vec<&str> = ["--store", &store].iter().chain(more).copied().collect();
-            Coordinator::start(backend, links, &more)
+            Coordinator::start(backend, links, &more, binary)
         };
         let coordinators = (0..3).map(coordinator).collect();
-        let fleet = Fleet { members: Vec::new(), coordinators, etcd: Some(etcd), _folder: folder };
+        let (etcd, binary) = (Some(etcd), binary.map(Path::to_owned));
+        let fleet = Fleet { members: Vec::new(), coordinators, etcd, binary, _folder: folder };
         until("one leads", || fleet.status().map(drop));
-        fleet.filled(members)
+        fleet
     }
 
     fn filled(mut self, members: usize) -> Fleet {
@@ -117,7 +133,7 @@ impl Fleet {
             ["front", "--join", &at, "--listen", &listen, "--forward-listen", &forward, "--name", name];
         let args = args.into_iter().chain(["--json"]).chain(more.iter().copied());
         let args: Vec<String> = args.map(str::to_owned).collect();
-        let running = run(&args);
+        let running = run(self.binary.as_deref(), &args);
         self.members.push(Member { running, args, port, forwarding, links });
         self.members.last_mut().expect("it was just added")
     }
@@ -165,12 +181,12 @@ impl Fleet {
 
 impl Coordinator {
     #[track_caller]
-    fn start(backend: &str, links: Vec<Proxy>, more: &[&str]) -> Coordinator {
+    fn start(backend: &str, links: Vec<Proxy>, more: &[&str], binary: Option<&Path>) -> Coordinator {
         let port = free_port().expect("a port");
         let (listen, backend) = (format!("127.0.0.1:{port}"), format!("main={backend}"));
         let args = ["serve", "--fleet", "--listen", &listen, "--backend", &backend, "--json"];
         let args: Vec<String> = args.into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
-        Coordinator { running: run(&args), args, port, links }
+        Coordinator { running: run(binary, &args), args, port, links }
     }
 
     /// What it reaches etcd by.
@@ -183,10 +199,18 @@ impl Coordinator {
         self.running.kill9();
     }
 
-    /// Runs it again.
+    /// Runs it again, with the binary under test.
     #[track_caller]
     pub fn run_again(&mut self) {
-        self.running = run(&self.args);
+        self.running = run(None, &self.args);
+    }
+
+    /// Stops it as people do, and runs it again with the binary under test.
+    #[track_caller]
+    pub fn upgrade(&mut self) {
+        self.running.terminate();
+        self.running.wait(PATIENCE).expect("it ends").expect_code(0);
+        self.run_again();
     }
 
     /// It stands still.
@@ -233,10 +257,18 @@ impl Member {
         self.running.kill9();
     }
 
-    /// Runs it again.
+    /// Runs it again, with the binary under test.
     #[track_caller]
     pub fn run_again(&mut self) {
-        self.running = run(&self.args);
+        self.running = run(None, &self.args);
+    }
+
+    /// Stops it as people do, and runs it again with the binary under test.
+    #[track_caller]
+    pub fn upgrade(&mut self) {
+        self.running.terminate();
+        self.running.wait(PATIENCE).expect("it ends").expect_code(0);
+        self.run_again();
     }
 
     /// It stands still.
@@ -274,8 +306,8 @@ pub fn connect(address: &str) -> redis::RedisResult<redis::Connection> {
 }
 
 #[track_caller]
-fn run(args: &[String]) -> Running {
-    let mut running = Invocation::new(args).spawn();
+fn run(binary: Option<&Path>, args: &[String]) -> Running {
+    let mut running = Invocation::new(args).binary(binary).spawn();
     assert!(running.wait_for_text("\"serving\"", PATIENCE), "{}{}", running.stdout(), running.stderr());
     running
 }

@@ -6,6 +6,7 @@ mod load;
 mod standby;
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -475,6 +476,39 @@ fn the_check_of_lists_finds_what_is_wrong() {
     }
     let doubled: Vec<String> = ["a", "b", "a"].map(str::to_owned).to_vec();
     assert!(check_list(&doubled, &[]).is_err());
+}
+
+/// A fleet of two versions: three coordinators on etcd and three members are upgraded one by one, while clients
+/// of both kinds write and read. `WHIMBREL_OLD_BIN` is the older binary; without it the processes are run again
+/// with the one that they had.
+#[test]
+fn a_fleet_is_upgraded_one_process_at_a_time() {
+    let older = std::env::var_os("WHIMBREL_OLD_BIN").map_or_else(|| whimbrel().to_owned(), PathBuf::from);
+    let backend = server(Engine::Valkey91);
+    let mut fleet = Fleet::start_with(&older, &backend.addr(), &["--reign", "2s", "--lease", "4s"]);
+    owners(&fleet);
+    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let through = fleet.members.iter().map(|member| member.forwarding()).collect();
+    let appenders = Appenders::start(through, 6);
+    assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
+    let goes_on = |fleet: &Fleet| {
+        fleet.settled(3);
+        owners(fleet);
+        assert!(writers.wait_for(300, PATIENCE), "nobody is answered");
+        appenders.wait_for(300);
+    };
+    // Coordinators first: they speak with older members, and older ones not with newer members.
+    for number in 0..3 {
+        fleet.coordinators[number].upgrade();
+        goes_on(&fleet);
+    }
+    for number in 0..3 {
+        fleet.members[number].upgrade();
+        goes_on(&fleet);
+    }
+    fleet.assert_kept(&writers.stop());
+    let acknowledged = appenders.check(&mut backend.connection());
+    assert!(acknowledged > 1_000, "{acknowledged}");
 }
 
 #[test]

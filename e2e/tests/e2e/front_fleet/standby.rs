@@ -5,12 +5,15 @@ use std::sync::atomic::Ordering;
 
 use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE, until};
-use whimbrel_lab::Engine;
+use whimbrel_lab::{Engine, Server};
 
 use super::load::Appenders;
 use super::{owners, server, text};
 
 const LEASE: &str = "10m";
+
+/// Each partition has one that stands by, and a member that refuses connections is dead.
+const STAND_BY: [&str; 5] = ["--lease", LEASE, "--copies", "2", "--dead-when-refused"];
 
 /// Members, and partitions that nobody has.
 fn told(fleet: &Fleet) -> Option<(usize, u64)> {
@@ -21,8 +24,19 @@ fn told(fleet: &Fleet) -> Option<(usize, u64)> {
 #[test]
 fn what_a_killed_member_had_is_served_at_once() {
     let backend = server(Engine::Redis70);
-    let more = ["--lease", LEASE, "--copies", "2", "--dead-when-refused"];
-    let mut fleet = Fleet::start(&backend.addr(), 3, &more);
+    is_served_at_once(&backend, Fleet::start(&backend.addr(), 3, &STAND_BY));
+}
+
+/// Each time another one of three coordinators has died before, among them the one that leads.
+#[test]
+fn what_a_killed_member_had_is_served_whichever_coordinator_leads() {
+    let backend = server(Engine::Valkey91);
+    let more = [&STAND_BY[..], &["--reign", "2s"]].concat();
+    is_served_at_once(&backend, Fleet::start_on_etcd(&backend.addr(), 3, &more));
+}
+
+#[track_caller]
+fn is_served_at_once(backend: &Server, mut fleet: Fleet) {
     let appenders = Appenders::start(fleet.members.iter().map(|member| member.forwarding()).collect(), 6);
     appenders.wait_for(200);
     for round in 0..3 {
@@ -30,10 +44,23 @@ fn what_a_killed_member_had_is_served_at_once() {
         let members = status["fleet"]["members"].as_array().expect("members").clone();
         let stand_by: u64 = members.iter().filter_map(|member| member["stands_by"].as_u64()).sum();
         assert_eq!(stand_by, 16_384, "each partition has one that stands by: {members:#?}");
+        let several = fleet.coordinators.len() > 1;
+        if several {
+            fleet.coordinators[round].kill9();
+            until("its members are with the one that leads", || {
+                let status = fleet.status()?;
+                let members = status["fleet"]["members"].as_array()?.clone();
+                members.iter().all(|member| member["connected"] == true).then_some(())
+            });
+            appenders.wait_for(200);
+        }
         fleet.members[round].kill9();
         until("others have what it had", || told(&fleet).filter(|told| *told == (2, 0)));
         appenders.wait_for(200);
         fleet.members[round].run_again();
+        if several {
+            fleet.coordinators[round].run_again();
+        }
     }
     fleet.settled(3);
     appenders.wait_for(200);
