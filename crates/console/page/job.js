@@ -196,8 +196,10 @@ function setForm(name) {
     input("set-load", "60%"),
     input("set-between", "01:00-05:00"),
     input("set-memory", "64MiB"),
+    input("set-lanes", "8"),
+    input("set-pause", "500ms"),
   ];
-  const [keys, size, slow, lag, load, between, memory] = inputs;
+  const [keys, size, slow, lag, load, between, memory, lanes, pause] = inputs;
   const same = (word) => word;
   return form({
     test: "set-form",
@@ -213,6 +215,8 @@ function setForm(name) {
       field("Slower where a server is busy", load, "percent of a core: 60%, or none"),
       field("Only between", between, "a time of the day, in UTC: 01:00-05:00, or none"),
       field("Memory", memory, "values in flight, of a copy or a sync: 64MiB"),
+      field("Lanes", lanes, "connections that move keys: 8, or 2:8 to read and to write"),
+      field("Longest pause", pause, "of a move of slots, or of a cutover that was ordered: 500ms"),
     ),
     run: async () => {
       await post(jobPath(name, "set"), {
@@ -223,6 +227,8 @@ function setForm(name) {
         max_load: bound(load, same),
         between: bound(between, same),
         memory_bytes: bound(memory, parseBytes) ?? undefined,
+        lanes: bound(lanes, same) ?? undefined,
+        max_pause_ms: bound(pause, parseDuration) ?? undefined,
       });
       inputs.forEach((i) => (i.value = ""));
       return "It is set.";

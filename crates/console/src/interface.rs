@@ -167,7 +167,7 @@ pub const OPERATIONS: &[Operation] = &[
         "/jobs/{name}/set",
         Role::Operate,
         "Move keys faster or slower; what is absent stays, null is no bound. max_lag is written as 64MiB or \
-            5s, max_load as 60%, between as 01:00-05:00",
+            5s, max_load as 60%, between as 01:00-05:00, lanes as 8 or 2:8",
         &[
             may("rate_keys", BOUND),
             may("rate_bytes", BOUND),
@@ -176,6 +176,8 @@ pub const OPERATIONS: &[Operation] = &[
             may("max_load", MAYBE_TEXT),
             may("between", MAYBE_TEXT),
             may("memory_bytes", COUNT),
+            may("lanes", TEXT),
+            may("max_pause_ms", r#"{"type": "integer", "minimum": 1, "maximum": 60000}"#),
         ],
         RATES,
     ),
@@ -365,7 +367,8 @@ const RATES_NOW: &str = r#"{
         "rate_keys": {"type": "integer"}, "rate_bytes": {"type": "integer"},
         "max_latency_ms": {"type": "integer"}, "max_lag": {"type": "object"}, "max_load": {"type": "integer"},
         "between": {"type": "string"}, "paused_until_s": {"type": "integer"},
-        "memory_bytes": {"type": "integer"}, "paused": {"type": "boolean"}
+        "memory_bytes": {"type": "integer"}, "lanes": {"type": "string"}, "max_pause_ms": {"type": "integer"},
+        "paused": {"type": "boolean"}
     }
 }"#;
 

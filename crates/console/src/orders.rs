@@ -32,8 +32,7 @@ const CUTOVER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 const NUMBER_MAX: u64 = (1 << 53) - 1;
 
 /// How limits are written that are no numbers.
-const LIMITS: &str =
-    "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00; null for no bound";
+const LIMITS: &str = "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00, lanes as 8 or 2:8; null for no bound";
 
 /// How the time of a cutover is written.
 const LATER: &str = "write at as 2026-11-26T02:00Z, between as 01:00-05:00";
@@ -66,6 +65,10 @@ pub struct RatesWanted {
     /// Bytes of values in flight.
     #[serde(deserialize_with = "bounded")]
     memory_bytes: Option<u64>,
+    /// How many lanes there are: `8`, or `2:8`.
+    lanes: Option<String>,
+    /// How long writes may be paused at once, in milliseconds.
+    max_pause_ms: Option<u64>,
 }
 
 /// A number that has no other.
@@ -105,12 +108,16 @@ impl RatesWanted {
             max_latency_ms: asked(self.max_latency_ms),
             ..RateChange::default()
         };
+        let lanes = self.lanes.clone().map(Some);
+        let pause = self.max_pause_ms.map(|ms| Some(format!("{ms}ms")));
         let memory = self.memory_bytes.map(|bytes| Some(bytes.to_string()));
         let written = [
             ("max-lag", &self.max_lag),
             ("max-load", &self.max_load),
             ("between", &self.between),
             ("memory", &memory),
+            ("lanes", &lanes),
+            ("max-pause", &pause),
         ];
         written.iter().try_fold(change, |change, (name, wanted)| match wanted {
             None => Ok(change),

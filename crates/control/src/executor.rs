@@ -204,6 +204,11 @@ impl Executor {
         self.write_took = (self.write_took + took) / 2;
     }
 
+    /// How long writes may be paused at once from now on.
+    pub(crate) fn allow_pause(&mut self, max_pause_ms: u64) {
+        self.rules.max_pause_ms = max_pause_ms;
+    }
+
     /// What the user should know.
     pub(crate) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)

@@ -180,6 +180,7 @@ pub async fn run(
     let (keys_handed_over, keys_total) = record.keys();
     view.progress.keys_total.store(keys_total, Ordering::Relaxed);
     view.progress.keys_handed_over.store(keys_handed_over, Ordering::Relaxed);
+    view.progress.rates.steer_pause();
     let latest = Mutex::new(Some(status_now(&record, view)));
     let outcome = tokio::select! {
         biased;
@@ -282,6 +283,11 @@ async fn drive(
         if begins_more(&effect.action) && view.progress.rates.now().is_paused() {
             // One that is cancelled meanwhile is rolled back by what comes of the effect.
             cancel.run_until_cancelled(view.progress.rates.until_open()).await;
+        }
+        // No pause is on, and none begins before the outcome of this.
+        if let Some(ms) = view.progress.rates.max_pause_ms().filter(|_| begins_more(&effect.action)) {
+            record.job.allow_pause(ms);
+            executor.allow_pause(ms);
         }
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);

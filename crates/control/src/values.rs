@@ -3,6 +3,7 @@
 //! Each fails with words for the person who wrote it.
 
 use whimbrel_core::units;
+pub use whimbrel_flow::budget::parse_pause;
 
 /// Bytes, at least one.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
@@ -16,19 +17,6 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 pub fn parse_ms(text: &str) -> Result<u64, String> {
     let duration = units::parse_duration(text).map_err(|e| e.to_string())?;
     u64::try_from(duration.as_millis()).map_err(|_| "that is too long".to_owned())
-}
-
-/// How long writes may be paused. A number without a unit would be seconds, which nobody means here.
-pub fn parse_pause(text: &str) -> Result<u64, String> {
-    const LONGEST_MS: u64 = 60_000;
-    if text.chars().all(|c| c.is_ascii_digit() || c == '.') {
-        return Err("say the unit, for example 50ms or 0.2s".to_owned());
-    }
-    match parse_ms(text)? {
-        0 => Err("writes have to be paused for a moment: from 1ms on".to_owned()),
-        ms if ms > LONGEST_MS => Err("writes are paused for a minute at most".to_owned()),
-        ms => Ok(ms),
-    }
 }
 
 /// How long something may not move. Within less than a second nobody could tell.

@@ -15,6 +15,7 @@
 //! - [`journal`]: what a killed copy needs in order to go on;
 //! - [`documents`]: the file of a journal, which outlives a full disk;
 //! - [`latency`], [`lag`], [`load`]: slow a job down for the sake of its servers and their replicas;
+//! - `lane_counts`: how many lanes a job has;
 //! - [`budget`], [`retry`], [`progress`]: bounds on memory and speed, on tries, and what a display reads.
 
 pub mod assess;
@@ -24,6 +25,7 @@ pub mod functions;
 pub mod journal;
 pub mod keys;
 pub mod lag;
+mod lane_counts;
 pub mod large;
 pub mod latency;
 pub mod legacy;

@@ -117,6 +117,7 @@ fn limits_are_set_and_answers_are_as_the_document_says() {
     let wanted = json!({
         "rate_keys": 5_000, "max_latency_ms": 50, "max_lag": "64MiB", "max_load": "60%",
         "between": "00:00-23:59:59", "memory_bytes": 32 << 20,
+        "lanes": "2:3",
     });
     let answer = opened.post(&set, &wanted);
     check(&document, &schema("post", "/jobs/{name}/set"), &answer, "set");
@@ -127,6 +128,7 @@ fn limits_are_set_and_answers_are_as_the_document_says() {
         ("max_load", json!(60)),
         ("between", json!("00:00-23:59:59Z")),
         ("memory_bytes", json!(32 << 20)),
+        ("lanes", json!("2:3")),
     ] {
         assert_eq!(answer["rates"][limit], expected, "{limit}: {answer}");
     }

@@ -479,7 +479,15 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     let job = once_it_moves_keys(state, &mut running);
     let name = name_of(&job);
     jobs(state, &["pause", name]).expect_code(0);
-    jobs(state, &["set", name, "rate-keys=none"]).expect_code(0);
+    // Monitors are not shown what administrators do, the slow log is.
+    scene.cluster.nodes()[0].call(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+    scene.cluster.nodes()[0].call(&["CONFIG", "SET", "slowlog-max-len", "1000000"]);
+    let refused = jobs(state, &["set", name, "max-pause=1ms", "rate-keys=5"]).expect_code(2);
+    assert!(refused.stderr.contains("even without writers"), "{}", refused.stderr);
+    let refused = jobs(state, &["set", name, "lanes=2:4"]).expect_code(2);
+    assert!(refused.stderr.contains("reads and writes"), "{}", refused.stderr);
+    let set = jobs(state, &["set", name, "rate-keys=none", "max-pause=777ms", "lanes=7"]).expect_code(0);
+    assert!(set.stdout.contains("lanes: 7, writes paused for at most 777 ms; paused"), "{}", set.stdout);
     std::thread::sleep(Duration::from_millis(1_500));
     let job = listed(state).remove(0);
     assert_eq!((&job["phase"], &job["paused"]), (&"snapshotting".into(), &true.into()), "{job:#}");
@@ -487,6 +495,46 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     running.wait(PATIENCE).expect("it ends").expect_code(0);
     assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 1);
     assert_eq!(scene.cluster.total_keys().expect("a number"), filled);
+    let done: Vec<(u64, u64, u64, Vec<String>, String, String)> =
+        redis::cmd("SLOWLOG").arg("GET").arg(-1).query(&mut scene.cluster.connection_to(0)).expect("a log");
+    let is_pause =
+        |words: &Vec<String>| words[0].eq_ignore_ascii_case("client") && words[1..].contains(&"777".into());
+    assert!(done.iter().any(|(.., words, _, _)| is_pause(words)), "no pause was as long as allowed");
+}
+
+/// How many clients a server has.
+fn connections(server: &Server) -> usize {
+    let mut client = server.connection();
+    redis::cmd("CLIENT").arg("LIST").query::<String>(&mut client).expect("a list").lines().count()
+}
+
+/// A job that began with one lane gets more connections at once, gives them back, and moves everything.
+#[track_caller]
+fn lanes_are_changed(kind: &str, more: &[&str]) {
+    let place = Fixture::of(kind);
+    let mut running = place.start(kind, &[&["--lanes", "1"], more].concat());
+    let job = place.open_job();
+    let name = name_of(&job);
+    let before = connections(&place.target);
+    let set = place.jobs(&["set", name, "lanes=2:9"]).expect_code(0);
+    assert!(set.stdout.contains("lanes: 2:9"), "{}", set.stdout);
+    wait_until("there are more connections", || connections(&place.target) >= before + 8);
+    place.jobs(&["set", name, "lanes=1:2"]).expect_code(0);
+    wait_until("they are given back", || connections(&place.target) <= before + 1);
+    place.jobs(&["set", name, "lanes=4", "rate-keys=none"]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    let (from, to) = (place.source.addr(), place.target.addr());
+    Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
+}
+
+#[test]
+fn lanes_of_a_copy_are_changed_while_it_runs() {
+    lanes_are_changed("copy", &[]);
+}
+
+#[test]
+fn lanes_of_a_sync_are_changed_while_it_runs() {
+    lanes_are_changed("sync", &["--once"]);
 }
 
 /// By the name that its user gives it a job is listed, steered, gone on with and reported on; until it has
@@ -571,7 +619,8 @@ fn what_cannot_be_steered_is_refused() {
     let job = place.open_job();
     let name = name_of(&job);
     for (words, expected) in [
-        (&["set", name, "lanes=8"][..], "lanes cannot be changed while a job runs"),
+        (&["set", name, "lanes=0"][..], "READ:WRITE"),
+        (&["set", name, "max-pause=1s"], "of a cutover that was ordered for later"),
         (&["set", name, "rate-keys=fast"], "rate-keys=fast"),
         (&["set", name], "RATE"),
         (&["set", name, "between=5-6"], "01:00-05:00"),
@@ -595,7 +644,11 @@ fn what_a_verification_has_not_cannot_be_set() {
     let place = Fixture::of("verify");
     let mut running = place.start("verify", &[]);
     let job = place.open_job();
-    for (setting, why) in [("max-lag=64MiB", "writes nothing"), ("memory=1MiB", "of a copy or a sync")] {
+    for (setting, why) in [
+        ("max-lag=64MiB", "writes nothing"),
+        ("memory=1MiB", "of a copy or a sync"),
+        ("lanes=2", "of a copy, a sync or a move of slots"),
+    ] {
         let refused = place.jobs(&["set", name_of(&job), setting, "rate-keys=7"]).expect_code(2);
         assert!(refused.stderr.contains(why), "{}", refused.stderr);
     }

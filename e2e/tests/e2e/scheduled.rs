@@ -130,14 +130,22 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
     order(&["--between", &hours, "--when-ready"]).expect_code(0);
     let words = scheduled(&job).expect("it is ordered");
     assert!(words.contains(&hours) && words.contains("at most 5.0 s"), "{words}");
+    let name = jobs(job.state.path(), &[])[0]["name"].as_str().expect("a name").to_owned();
+    let set = |limit: &str| {
+        Invocation::new(&["jobs", "set", &name, limit]).env("XDG_STATE_HOME", job.state.path()).run()
+    };
+    set("max-pause=7s").expect_code(0);
+    let words = scheduled(&job).expect("it is ordered still");
+    assert!(words.contains(&hours) && words.contains("at most 7.0 s"), "{words}");
     let taken_back = report(&job.cutover(&["--withdraw"]).expect_code(0));
     assert_eq!(taken_back["event"], "withdrawn");
     assert_eq!(scheduled(&job), None);
+    let refused = set("max-pause=7s").expect_code(USAGE);
+    assert!(refused.stderr.contains("ordered for later"), "{refused:#?}");
 
     // One that is due and refused is tried again, and says why.
     order(&["--at", &typed("%Y-%m-%dT%H:%M:%SZ", now_s() + 20)]).expect_code(0);
     assert_eq!(target.call(&["SET", "stray", "1"]), Reply::Okay);
-    let name = jobs(job.state.path(), &[])[0]["name"].as_str().expect("a name").to_owned();
     let refusal = || {
         let events = jobs(job.state.path(), &["events", &name]);
         events

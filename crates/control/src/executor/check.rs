@@ -79,6 +79,7 @@ impl Executor {
             PauseNeed::measure_for(handover, slots, seen.source.keys, verify, atomic, longest_ms).await?;
         let need = need.with_writes(self.write_took).having_taken(self.sealing_took_ms, longest_ms);
         self.need = need;
+        self.progress.rates.needs_pause(need.least_ms);
         // Written down with the outcome of this, before anything is switched off.
         self.handover().await?.find_shelter(slots).await?;
         if !self.begun || self.gives_way {

@@ -121,6 +121,29 @@ impl LocalJob {
         self.is_cancelled.load(Ordering::Acquire)
     }
 
+    /// [`steer`]s it. The longest pause of a sync is its ordered cutover's.
+    fn steer(&self, request: Request) -> std::result::Result<Value, Refusal> {
+        let (request, ordered) = match (request, self.schedule.get(), &self.kept) {
+            (Request::Set(mut change), Some(mut ordered), Some(kept)) => {
+                let longest_ms = change.max_pause_ms.take();
+                let ordered = longest_ms.map(|ms| {
+                    ordered.options.max_pause_ms = ms;
+                    (ordered, kept)
+                });
+                (Request::Set(change), ordered)
+            }
+            (request, ..) => (request, None),
+        };
+        let steered = steer(&self.rates, self.kind(), request).unwrap_or_else(|| {
+            let text = "this job can be paused, resumed, set and cancelled, and a sync be cut over";
+            Err(Refusal::unsupported(text))
+        })?;
+        if let Some((ordered, (store, id))) = ordered {
+            self.schedule.order(store, id, Some(ordered))?;
+        }
+        Ok(steered)
+    }
+
     async fn cut_over(
         &self,
         options: CutoverOptions,
@@ -163,20 +186,51 @@ pub(crate) fn steer(
     kind: Kind,
     request: Request,
 ) -> Option<std::result::Result<Value, Refusal>> {
-    let refused = |text: &str| Some(Err(Refusal::unsupported(text)));
     match request {
-        Request::Set(RateChange { max_lag: Some(_), .. }) if kind == Kind::Verify => {
-            return refused("a verification writes nothing, so no replica falls behind for it");
-        }
-        Request::Set(RateChange { memory_bytes: Some(_), .. }) if !rates.steers_memory() => {
-            return refused("memory can be changed of a copy or a sync whose keys move; nothing was changed");
+        Request::Set(change) => {
+            if let Err(refusal) = fits(rates, kind, &change) {
+                return Some(Err(refusal));
+            }
+            rates.change(change);
         }
         Request::Pause => rates.pause(true),
         Request::Resume => rates.pause(false),
-        Request::Set(change) => rates.change(change),
         _ => return None,
     }
     Some(Ok(serde_json::to_value(rates.now()).unwrap_or_default()))
+}
+
+/// Refuses what a job of this kind does not go by, or cannot go by now.
+fn fits(rates: &Rates, kind: Kind, change: &RateChange) -> std::result::Result<(), Refusal> {
+    let unsupported = |text: &str| Err(Refusal::unsupported(format!("{text}; nothing was changed")));
+    if change.max_lag.is_some() && kind == Kind::Verify {
+        return unsupported("a verification writes nothing, so no replica falls behind for it");
+    }
+    if change.memory_bytes.is_some() && !rates.steers_memory() {
+        return unsupported("memory can be changed of a copy or a sync whose keys move");
+    }
+    if change.lanes.is_some() && !rates.steers_lanes() {
+        return unsupported("lanes can be changed of a copy, a sync or a move of slots whose keys move");
+    }
+    if change.lanes.is_some_and(|lanes| lanes.read != lanes.write) && kind == Kind::Move {
+        return unsupported("each lane of a move of slots reads and writes, so it is lanes=N");
+    }
+    let Some(max_pause_ms) = change.max_pause_ms else { return Ok(()) };
+    if !rates.steers_pause() {
+        return unsupported(
+            "max-pause can be changed of a move of slots by whimbrel's own method, and of a cutover that was \
+             ordered for later",
+        );
+    }
+    let least_ms = rates.least_pause_ms();
+    if max_pause_ms < least_ms {
+        let text = format!(
+            "a handover takes a pause of about {least_ms} ms even without writers, so {max_pause_ms} ms are \
+             too short; nothing was changed"
+        );
+        return Err(Refusal { why: Why::Refused, text });
+    }
+    Ok(())
 }
 
 /// Has a sync cut over, unless a server is silent. One that falls silent before anything is begun is waited
@@ -258,10 +312,7 @@ impl Steered for LocalJob {
                 Ok(stood.into())
             }
             other => {
-                let steered = steer(&self.rates, self.kind(), other).unwrap_or_else(|| {
-                    let text = "this job can be paused, resumed, set and cancelled, and a sync be cut over";
-                    Err(Refusal::unsupported(text))
-                });
+                let steered = self.steer(other);
                 if let (Ok(_), Some((store, _))) = (&steered, &self.kept) {
                     // Others go by it at once: a cutover is not rehearsed while the window is closed.
                     store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });

@@ -68,7 +68,7 @@ pub struct JobIdError {
     pub text: String,
 }
 
-/// What a job may do. Set when it is made, never changed.
+/// What a job may do. Set when it is made; [`Job::allow_pause`] changes one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rules {
     /// How long writers may be held at once.
@@ -281,6 +281,12 @@ impl Job {
     /// What it may do.
     pub fn rules(&self) -> &Rules {
         &self.rules
+    }
+
+    /// Changes how long writers may be held at once. Not from a pause on until it has ended: what is under way
+    /// goes by what it began with.
+    pub fn allow_pause(&mut self, max_pause_ms: u64) {
+        self.rules.max_pause_ms = max_pause_ms;
     }
 
     /// All batches in their order.

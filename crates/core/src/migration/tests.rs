@@ -264,6 +264,16 @@ fn the_pause_comes_when_the_rest_fits_into_half_of_it() {
 }
 
 #[test]
+fn a_longer_pause_that_is_allowed_meanwhile_is_gone_by() {
+    let mut run = Run::until("catch-up");
+    run.done(caught_up(1000, 140));
+    assert_eq!(run.asked(), "catch-up");
+    run.job.allow_pause(300);
+    run.done(caught_up(1000, 140));
+    assert_eq!(run.effect.as_ref().unwrap().action, Action::Pause { pause_ms: 300 });
+}
+
+#[test]
 fn pauses_in_vain_do_not_make_round_trips_shorter() {
     let mut run = Run::until("catch-up");
     let beside_writers =

@@ -11,6 +11,7 @@ use super::shared::Shared;
 use super::tracker::{Origins, Tracker};
 use super::writer::Writer;
 use super::writers::{Writers, place_of};
+use crate::lane_counts::LaneCounts;
 use crate::progress::CopyProgress;
 use crate::scan::Unit;
 use bytes::Bytes;
@@ -49,7 +50,12 @@ impl Lane {
 /// Lanes at work. Their tasks end when this is dropped.
 pub(crate) struct Lanes {
     shared: Arc<Shared>,
+    unit: Unit,
+    target_db: u32,
+    average_bytes: u64,
     tracker: Arc<Tracker>,
+    /// How many there are.
+    counts: LaneCounts,
     lanes: Vec<Lane>,
     tasks: JoinSet<Result<()>>,
 }
@@ -62,21 +68,44 @@ impl Lanes {
         average_bytes: u64,
         tracker: Arc<Tracker>,
     ) -> Lanes {
-        let mut tasks = JoinSet::new();
+        let counts = wanted(shared);
+        let (shared, unit) = (shared.clone(), unit.clone());
+        let (lanes, tasks) = (Vec::new(), JoinSet::new());
+        let mut all = Lanes { shared, unit, target_db, average_bytes, tracker, counts, lanes, tasks };
+        all.begin();
+        all
+    }
+
+    /// Begins as many lanes as there are to be.
+    fn begin(&mut self) {
+        let (shared, unit, tasks) = (&self.shared, &self.unit, &mut self.tasks);
         let writer = |_| {
             let (state_tx, state_rx) = mpsc::channel(QUEUE_BATCHES);
-            tasks.spawn(Writer::new(shared.clone(), unit.clone(), target_db).run(state_rx));
+            tasks.spawn(Writer::new(shared.clone(), unit.clone(), self.target_db).run(state_rx));
             state_tx
         };
-        let writers: Vec<_> = (0..shared.options.lanes.write.max(1)).map(writer).collect();
+        let writers: Vec<_> = (0..self.counts.write.max(1)).map(writer).collect();
         let lane = |_| {
             let (key_tx, key_rx) = mpsc::channel(QUEUE_BATCHES);
-            let reader = Reader::new(shared.clone(), unit.clone(), average_bytes);
-            tasks.spawn(reader.run(key_rx, Writers::new(writers.clone(), tracker.clone())));
+            let reader = Reader::new(shared.clone(), unit.clone(), self.average_bytes);
+            tasks.spawn(reader.run(key_rx, Writers::new(writers.clone(), self.tracker.clone())));
             Lane { to_reader: key_tx, keys: Vec::new(), origins: Vec::new() }
         };
-        let lanes = (0..shared.options.lanes.read.max(1)).map(lane).collect();
-        Lanes { shared: shared.clone(), tracker, lanes, tasks }
+        self.lanes = (0..self.counts.read.max(1)).map(lane).collect();
+    }
+
+    /// Has as many lanes as somebody wants by now. The ones of before finish what they have first, so no key
+    /// is in two lanes at once.
+    async fn adapt(&mut self) -> Result<()> {
+        let wanted = wanted(&self.shared);
+        if wanted == self.counts {
+            return Ok(());
+        }
+        self.flush().await?;
+        self.finish().await?;
+        self.counts = wanted;
+        self.begin();
+        Ok(())
     }
 
     /// Puts a key of a page into the batch of its lane; which lane that is, where the batch is full and has
@@ -99,7 +128,10 @@ impl Lanes {
     /// # Errors
     /// `Own` where the lane has ended; [`Lanes::close`] has the reason.
     pub(crate) async fn hand_over(&mut self, lane: usize) -> Result<()> {
-        if self.lanes[lane].flush(&self.shared.progress).await { Ok(()) } else { Err(ended()) }
+        if !self.lanes[lane].flush(&self.shared.progress).await {
+            return Err(ended());
+        }
+        self.adapt().await
     }
 
     /// Hands over what waits to become a batch.
@@ -119,6 +151,10 @@ impl Lanes {
     /// # Errors
     /// What made a lane end early.
     pub(crate) async fn close(mut self) -> Result<()> {
+        self.finish().await
+    }
+
+    async fn finish(&mut self) -> Result<()> {
         self.lanes.clear();
         let mut failure = None;
         while let Some(joined) = self.tasks.join_next().await {
@@ -137,38 +173,46 @@ impl Lanes {
     /// # Errors
     /// What could not be helped by trying again. The lanes are of no use then.
     pub(crate) async fn transfer(&mut self, keys: Vec<Bytes>) -> Result<bool> {
+        if let Err(error) = self.adapt().await {
+            return self.failure(error).await;
+        }
         let page = self.tracker.opened(keys.len(), None);
         for key in keys {
             if let Some(full) = self.put(key, page)
-                && self.hand_over(full).await.is_err()
+                && let Err(error) = self.hand_over(full).await
             {
-                return self.failure().await;
+                return self.failure(error).await;
             }
         }
-        if self.flush().await.is_err() {
-            return self.failure().await;
+        if let Err(error) = self.flush().await {
+            return self.failure(error).await;
         }
         let (tracker, stop) = (self.tracker.clone(), self.shared.stop.clone());
         tokio::select! {
             biased;
             () = tracker.settled() => Ok(true),
             () = stop.cancelled() => Ok(false),
-            failed = self.failure() => failed,
+            failed = self.failure(ended()) => failed,
         }
     }
 
-    /// Why a lane has ended.
-    async fn failure(&mut self) -> Result<bool> {
+    /// Why a lane has ended; `error` where none says so itself.
+    async fn failure(&mut self, error: Error) -> Result<bool> {
         loop {
             match self.tasks.join_next().await {
                 // The other half of the lane that has failed.
                 Some(Ok(Ok(()))) => {}
                 Some(Ok(Err(e))) => return Err(e),
                 Some(Err(e)) => return Err(Error::own("transfer keys", e)),
-                None => return Err(ended()),
+                None => return Err(error),
             }
         }
     }
+}
+
+/// How many lanes there are to be by now.
+fn wanted(shared: &Shared) -> LaneCounts {
+    shared.limits.rates.lanes(shared.options.lanes)
 }
 
 /// Never seen by a user: the lane's own error is what is reported.

@@ -28,6 +28,7 @@ impl Limits {
     pub(super) fn new(options: &CopyOptions, progress: Arc<CopyProgress>, stop: CancellationToken) -> Limits {
         let budget = MemoryBudget::new(options.memory_bytes);
         options.rates.steer_memory(&budget);
+        options.rates.steer_lanes();
         Limits {
             budget,
             big_transfers: BigTransfers::new(options.memory_bytes, options.chunk_bytes as u64),

@@ -37,6 +37,7 @@ mod writers;
 
 pub(crate) use self::lanes::Lanes;
 pub(crate) use self::leftovers::remove_leftovers;
-pub use self::options::{CopyOptions, DbPair, LaneCounts};
+pub use self::options::{CopyOptions, DbPair};
 pub(crate) use self::shared::{Shared, average_bytes};
 pub(crate) use self::tracker::Tracker;
+pub use crate::lane_counts::LaneCounts;

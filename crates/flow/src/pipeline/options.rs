@@ -1,12 +1,11 @@
 //! What moves, and how.
 
-use std::str::FromStr;
-
 use bytes::Bytes;
 use serde::Serialize;
 use whimbrel_core::select::Selection;
 
 use crate::budget::Rates;
+use crate::lane_counts::LaneCounts;
 use crate::large::Existing;
 use crate::retry::RetryPolicy;
 use crate::scan::ScanOptions;
@@ -18,40 +17,6 @@ pub struct DbPair {
     pub source: u32,
     /// Its number on the target.
     pub target: u32,
-}
-
-/// How many lanes there are, each with a connection: to the shard that it reads from, or to every node that
-/// it writes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneCounts {
-    /// Those that read.
-    pub read: usize,
-    /// Those that write.
-    pub write: usize,
-}
-
-/// Most lanes of one kind.
-const LANES_MAX: usize = 64;
-
-impl LaneCounts {
-    /// As many that read as write.
-    pub fn of(lanes: usize) -> LaneCounts {
-        LaneCounts { read: lanes, write: lanes }
-    }
-}
-
-impl FromStr for LaneCounts {
-    type Err = String;
-
-    /// Reads `N`, or `READ:WRITE`.
-    fn from_str(text: &str) -> Result<LaneCounts, String> {
-        let (read, write) = text.split_once(':').unwrap_or((text, text));
-        let number = |text: &str| text.parse().ok().filter(|n| (1..=LANES_MAX).contains(n));
-        match (number(read), number(write)) {
-            (Some(read), Some(write)) => Ok(LaneCounts { read, write }),
-            _ => Err(format!("write a number from 1 to {LANES_MAX}, or two as READ:WRITE")),
-        }
-    }
 }
 
 /// What to copy and how.
@@ -105,20 +70,5 @@ impl CopyOptions {
     /// Whether the server cannot filter by type, so that each key's has to be asked before it is selected.
     pub(crate) fn asks_types(&self) -> bool {
         self.types.len() > 1
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lanes_are_one_number_or_two() {
-        let read = |text: &str| text.parse::<LaneCounts>();
-        assert_eq!(read("4"), Ok(LaneCounts::of(4)));
-        assert_eq!(read("2:64"), Ok(LaneCounts { read: 2, write: 64 }));
-        for wrong in ["", "0", "65", "2:", ":2", "2:0", "1:2:3", "a"] {
-            assert!(read(wrong).is_err_and(|why| why.contains("READ:WRITE")), "{wrong}");
-        }
     }
 }

@@ -405,7 +405,7 @@ impl Lane {
         drop(shared.enter().await);
         let _permit = shared.big_transfers.start().await;
         let is_draining = shared.is_draining();
-        if is_draining && shared.took_ms(&key) > shared.options.drain_ms_max {
+        if is_draining && shared.took_ms(&key) > shared.drain_ms_max() {
             let what = format!(
                 "key {} took {} ms the last time it moved as a whole, too long for a pause, and its writers \
                  go on to replace it or to change more of it than can be followed",

@@ -46,6 +46,7 @@ use self::lane::{Lane, Work};
 pub use self::options::{SlotOptions, SlotProgress, TargetGate, TargetGateGuard};
 pub use self::shared::FOLLOWED_MAX;
 use self::shared::{Batch, Change, Changing, Node, Shared};
+use crate::lane_counts::LaneCounts;
 use crate::memory::BigTransfers;
 
 /// Touched keys that one round of the catch-up takes.
@@ -133,7 +134,15 @@ impl SlotMover {
             remember_streams: AtomicBool::new(false),
             batch: Mutex::default(),
         };
+        shared.options.rates.steer_lanes();
         Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None, ready: None })
+    }
+
+    /// How many lanes there are to be. It may change between two runs, since each waits for all lanes, and
+    /// never during one.
+    fn lane_count(&self) -> usize {
+        let options = &self.shared.options;
+        options.rates.lanes(LaneCounts::of(options.lanes)).read.max(1)
     }
 
     /// Forgets what was remembered for the batch before. With `remember_streams` all streams move once more
@@ -152,7 +161,7 @@ impl SlotMover {
         if let Some((slot, _)) = slots.first() {
             self.probe_payloads(*slot).await?;
         }
-        let lanes = self.shared.options.lanes.max(1);
+        let lanes = self.lane_count();
         let mut work: Vec<Vec<(Slot, u64)>> = vec![Vec::new(); lanes];
         for &(slot, count) in slots {
             work[usize::from(slot.number()) % lanes].push((slot, count));
@@ -189,7 +198,7 @@ impl SlotMover {
                 *recheck = None;
             }
         }
-        let lanes = self.shared.options.lanes.max(1);
+        let lanes = self.lane_count();
         let mut work: Vec<Vec<Work>> = Vec::new();
         work.resize_with(lanes, Vec::new);
         let mut moved = 0;
@@ -243,7 +252,7 @@ impl SlotMover {
         if changes.is_empty() {
             return Ok(());
         }
-        let lanes = self.shared.options.lanes.max(1);
+        let lanes = self.lane_count();
         let mut work: Vec<Vec<Change>> = Vec::new();
         work.resize_with(lanes, Vec::new);
         for change in changes {

@@ -23,7 +23,7 @@ pub struct SlotOptions {
     /// Name of the job.
     pub job: String,
     /// A key that took longer than this when it last moved in chunks does not do so under a pause, in
-    /// milliseconds.
+    /// milliseconds. Half of the longest pause, where somebody changes that.
     pub drain_ms_max: u64,
     /// Shared by all movers with the same target.
     pub quiet: TargetGate,

@@ -171,6 +171,11 @@ impl Shared {
         self.is_draining.load(Ordering::Relaxed)
     }
 
+    /// How long a key may have taken that moves in chunks under a pause, in milliseconds.
+    pub(super) fn drain_ms_max(&self) -> u64 {
+        self.options.rates.max_pause_ms().map_or(self.options.drain_ms_max, |ms| ms / 2)
+    }
+
     /// How long the key took when it last moved in chunks, in milliseconds.
     pub(super) fn took_ms(&self, key: &Bytes) -> u64 {
         self.batch().took_ms.get(key).copied().unwrap_or(0)

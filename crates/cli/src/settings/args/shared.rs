@@ -147,7 +147,7 @@ impl Limits {
             max_lag: self.max_lag,
             max_load: self.max_load,
             times: self.between.map(Times::Between),
-            memory_bytes: None,
+            ..RateChange::default()
         }
     }
 }

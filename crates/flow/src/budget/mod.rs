@@ -1,22 +1,20 @@
-//! How fast keys of a job move, and when.
+//! How fast keys of a job move, when, and what else is changed of it while it runs.
 
-use std::fmt;
-use std::str::FromStr;
+mod change;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
-use whimbrel_core::schedule::{TimeError, Window};
-use whimbrel_core::units::{
-    ParseUnitError, format_bytes, format_count_of, format_time_of_day, parse_bytes, parse_count,
-    parse_duration,
-};
+use whimbrel_core::schedule::Window;
+use whimbrel_core::units::format_count_of;
 
+pub use self::change::{RateChange, RatesNow, Times, parse_pause};
 use crate::lag::{Lag, MaxLag};
+use crate::lane_counts::LaneCounts;
 use crate::load::MaxLoad;
 use crate::memory::MemoryBudget;
 
@@ -67,8 +65,29 @@ struct Shared {
     window: Mutex<Option<Window>>,
     /// What bounds the values in flight, of a job that has such a bound, and how large somebody has made it.
     memory: Mutex<(Option<MemoryBudget>, Option<u64>)>,
+    /// How many lanes a job has that can have others.
+    lanes: Mutex<Steered<LaneCounts>>,
+    /// How long writes may be paused at once, in milliseconds, of a job that can be told.
+    max_pause_ms: Mutex<Steered<u64>>,
+    /// The shortest pause that suffices, in milliseconds, as it was measured last.
+    least_pause_ms: AtomicU64,
     /// Changes with everything that is steered, so that who waits looks again.
     pause: watch::Sender<Pause>,
+}
+
+/// A value that may be changed, of a job that goes by it.
+#[derive(Debug)]
+struct Steered<T> {
+    /// Whether the job does.
+    is_followed: bool,
+    /// What somebody has made it.
+    changed: Option<T>,
+}
+
+impl<T> Default for Steered<T> {
+    fn default() -> Self {
+        Steered { is_followed: false, changed: None }
+    }
 }
 
 /// Why no keys move.
@@ -143,175 +162,6 @@ pub(crate) fn now_s() -> u64 {
 /// How long those that wait for slow servers wait before they look again: the rate changes meanwhile.
 const SLOWED_POLL: Duration = Duration::from_millis(100);
 
-/// What is changed of the rates; what is `None` stays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct RateChange {
-    /// Keys per second, at most; 0 for as many as there are.
-    pub keys: Option<u64>,
-    /// Bytes of values per second, at most; 0 for as many as there are.
-    pub bytes: Option<u64>,
-    /// How long a server may take for an answer before keys are moved slower, in milliseconds; 0 for as long
-    /// as it likes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_latency_ms: Option<u64>,
-    /// How far replicas of the target may be behind before keys are moved slower; [`MaxLag::NONE`] for as far
-    /// as they like.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_lag: Option<MaxLag>,
-    /// How much of a core a server may use before keys are moved slower; [`MaxLoad::NONE`] for as much as it
-    /// likes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_load: Option<MaxLoad>,
-    /// When keys move at all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub times: Option<Times>,
-    /// Bytes of values in flight.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-}
-
-/// At which times of the day keys move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Times {
-    /// At any.
-    Any,
-    /// At these alone.
-    Between(Window),
-}
-
-impl RateChange {
-    /// This one, and what `later` names.
-    pub fn and(self, later: RateChange) -> RateChange {
-        RateChange {
-            keys: later.keys.or(self.keys),
-            bytes: later.bytes.or(self.bytes),
-            max_latency_ms: later.max_latency_ms.or(self.max_latency_ms),
-            max_lag: later.max_lag.or(self.max_lag),
-            max_load: later.max_load.or(self.max_load),
-            times: later.times.or(self.times),
-            memory_bytes: later.memory_bytes.or(self.memory_bytes),
-        }
-    }
-}
-
-/// As people write one of them: `rate-keys=1000`, `rate-bytes=10MiB`, `max-latency=5ms`, `max-lag=64MiB`,
-/// `max-load=60%`, `between=01:00-05:00`, each with `none` for no bound; and `memory=64MiB`.
-impl FromStr for RateChange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<RateChange, String> {
-        const FORMS: &str = "write rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, \
-            max-load=PERCENT or between=FROM-UNTIL, or none for no bound; or memory=BYTES";
-        let (name, value) = text.split_once('=').ok_or(FORMS)?;
-        let number = |parsed: Result<u64, ParseUnitError>| match value {
-            "none" => Ok(Some(0)),
-            // It would be taken for no bound, and the user means the opposite.
-            _ => match parsed.map_err(|e| e.to_string())? {
-                0 => Err(format!("{name} must be more than nothing; to move no keys: whimbrel jobs pause")),
-                n => Ok(Some(n)),
-            },
-        };
-        let millis = |value: &str| parse_duration(value).map(|time| time.as_millis() as u64);
-        let none = RateChange::default();
-        match name {
-            "rate-keys" => Ok(RateChange { keys: number(parse_count(value))?, ..none }),
-            "rate-bytes" => Ok(RateChange { bytes: number(parse_bytes(value))?, ..none }),
-            "max-latency" => Ok(RateChange { max_latency_ms: number(millis(value))?, ..none }),
-            "max-lag" if value == "none" => Ok(RateChange { max_lag: Some(MaxLag::NONE), ..none }),
-            "max-lag" => Ok(RateChange { max_lag: Some(value.parse()?), ..none }),
-            "max-load" if value == "none" => Ok(RateChange { max_load: Some(MaxLoad::NONE), ..none }),
-            "max-load" => Ok(RateChange { max_load: Some(value.parse()?), ..none }),
-            "between" if value == "none" => Ok(RateChange { times: Some(Times::Any), ..none }),
-            "between" => {
-                let window = value.parse().map_err(|e: TimeError| e.to_string())?;
-                Ok(RateChange { times: Some(Times::Between(window)), ..none })
-            }
-            "memory" => match parse_bytes(value) {
-                Ok(0) | Err(_) => Err("write memory=BYTES, more than nothing".to_owned()),
-                Ok(bytes) => Ok(RateChange { memory_bytes: Some(bytes), ..none }),
-            },
-            "lanes" | "max-pause" => Err(format!("{name} cannot be changed while a job runs; {FORMS}")),
-            other => Err(format!("there is no {other} to be set; {FORMS}")),
-        }
-    }
-}
-
-/// How rates are at a moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct RatesNow {
-    /// Keys per second, at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate_keys: Option<u64>,
-    /// Bytes of values per second, at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate_bytes: Option<u64>,
-    /// How long a server may take for an answer before keys are moved slower, in milliseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_latency_ms: Option<u64>,
-    /// How far replicas of the target may be behind before keys are moved slower.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_lag: Option<MaxLag>,
-    /// How much of a core a server may use before keys are moved slower, in percent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_load: Option<MaxLoad>,
-    /// The times of the day at which keys move.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub between: Option<Window>,
-    /// When they move again, in seconds since the epoch, where it is none of these times.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub paused_until_s: Option<u64>,
-    /// Bytes of values in flight, where somebody has changed that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-    /// Whether no keys move until somebody says so.
-    #[serde(default)]
-    pub paused: bool,
-}
-
-impl RatesNow {
-    /// What makes another job's rates these, but for the pause; what is bounded nowhere stays.
-    pub fn as_change(&self) -> RateChange {
-        RateChange {
-            keys: self.rate_keys,
-            bytes: self.rate_bytes,
-            max_latency_ms: self.max_latency_ms,
-            max_lag: self.max_lag,
-            max_load: self.max_load,
-            times: self.between.map(Times::Between),
-            memory_bytes: None,
-        }
-    }
-
-    /// Whether no keys move.
-    pub fn is_paused(&self) -> bool {
-        self.paused || self.paused_until_s.is_some()
-    }
-
-    /// That no keys move, in words: `paused`, or `paused until 01:00Z`. `None` where they do.
-    pub fn pause_in_words(&self) -> Option<String> {
-        let until = || Some(format!("paused until {}", format_time_of_day(self.paused_until_s?)));
-        if self.paused { Some("paused".to_owned()) } else { until() }
-    }
-}
-
-/// In words: `1,000 keys a second, 1.0 MiB a second; paused`.
-impl fmt::Display for RatesNow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys = self.rate_keys.map(|rate| format!("{} a second", format_count_of(rate, "key")));
-        let bytes = self.rate_bytes.map(|rate| format!("{} a second", format_bytes(rate)));
-        let latency = self.max_latency_ms.map(|ms| format!("slower where a server takes over {ms} ms"));
-        let lag = self.max_lag.map(|lag| format!("slower where a replica is over {lag} behind"));
-        let load = self.max_load.map(|load| format!("slower where a server uses over {load} of a core"));
-        let between = self.between.map(|window| format!("between {window}"));
-        let memory = self.memory_bytes.map(|bytes| format!("values of {} in flight", format_bytes(bytes)));
-        let bounds: Vec<String> =
-            [keys, bytes, latency, lag, load, between, memory].into_iter().flatten().collect();
-        let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
-        write!(f, "{bounds}{}", self.pause_in_words().map(|words| format!("; {words}")).unwrap_or_default())
-    }
-}
-
 /// Rates that nothing waits for; see [`Rates::lift`].
 #[derive(Debug)]
 pub struct Lifted(Rates);
@@ -342,9 +192,19 @@ impl Rates {
             has_waited: false,
             strain: Strain::Latency(0.0),
         });
-        let (taken, lifted) = (AtomicU64::new(0), AtomicUsize::new(0));
-        let (window, memory, pause) = (Mutex::default(), Mutex::default(), watch::Sender::default());
-        Rates(Arc::new(Shared { keys, bytes, slowed, taken, lifted, window, memory, pause }))
+        Rates(Arc::new(Shared {
+            keys,
+            bytes,
+            slowed,
+            taken: AtomicU64::new(0),
+            lifted: AtomicUsize::new(0),
+            window: Mutex::default(),
+            memory: Mutex::default(),
+            lanes: Mutex::default(),
+            max_pause_ms: Mutex::default(),
+            least_pause_ms: AtomicU64::new(0),
+            pause: watch::Sender::default(),
+        }))
     }
 
     /// Those that are named; all others are no bound.
@@ -438,6 +298,46 @@ impl Rates {
         self.0.memory.lock().0.is_some()
     }
 
+    /// From now on the job goes by how many [`Rates::lanes`] there are.
+    pub(crate) fn steer_lanes(&self) {
+        self.0.lanes.lock().is_followed = true;
+    }
+
+    /// Whether that can be changed.
+    pub fn steers_lanes(&self) -> bool {
+        self.0.lanes.lock().is_followed
+    }
+
+    /// How many lanes there are to be, of a job that `began` with so many.
+    pub(crate) fn lanes(&self, began: LaneCounts) -> LaneCounts {
+        self.0.lanes.lock().changed.unwrap_or(began)
+    }
+
+    /// From now on the job goes by [`Rates::max_pause_ms`].
+    pub fn steer_pause(&self) {
+        self.0.max_pause_ms.lock().is_followed = true;
+    }
+
+    /// Whether that can be changed.
+    pub fn steers_pause(&self) -> bool {
+        self.0.max_pause_ms.lock().is_followed
+    }
+
+    /// How long writes may be paused at once, in milliseconds; `None` where nobody has changed that.
+    pub fn max_pause_ms(&self) -> Option<u64> {
+        self.0.max_pause_ms.lock().changed
+    }
+
+    /// A shorter pause than this, in milliseconds, does not suffice.
+    pub fn needs_pause(&self, least_ms: u64) {
+        self.0.least_pause_ms.store(least_ms, Ordering::Relaxed);
+    }
+
+    /// The shortest pause that suffices, in milliseconds; 0 where that is not known.
+    pub fn least_pause_ms(&self) -> u64 {
+        self.0.least_pause_ms.load(Ordering::Relaxed)
+    }
+
     /// Waits until the job is not paused.
     pub async fn until_open(&self) {
         let mut changes = self.0.pause.subscribe();
@@ -528,6 +428,12 @@ impl Rates {
             budget.resize(bytes);
             *changed = Some(bytes);
         }
+        if let Some(lanes) = change.lanes {
+            self.0.lanes.lock().changed = Some(lanes);
+        }
+        if let Some(ms) = change.max_pause_ms {
+            self.0.max_pause_ms.lock().changed = Some(ms);
+        }
         self.0.pause.send_modify(|_| {});
     }
 
@@ -545,6 +451,7 @@ impl Rates {
         let (between, pause) = (*self.0.window.lock(), *self.0.pause.borrow());
         let Pause { by_user: paused, until_s: paused_until_s } = pause;
         let memory_bytes = self.0.memory.lock().1;
+        let (lanes, max_pause_ms) = (self.0.lanes.lock().changed, self.max_pause_ms());
         RatesNow {
             rate_keys,
             rate_bytes,
@@ -554,6 +461,8 @@ impl Rates {
             between,
             paused_until_s,
             memory_bytes,
+            lanes,
+            max_pause_ms,
             paused,
         }
     }
@@ -609,52 +518,6 @@ mod tests {
         });
         let (rate_bytes, max_latency_ms) = (Some(7), Some(5));
         assert_eq!(rates.now(), RatesNow { rate_bytes, max_latency_ms, ..RatesNow::default() });
-    }
-
-    #[test]
-    fn changes_are_written_as_people_do() {
-        let parsed = |texts: &[&str]| {
-            let each = texts.iter().map(|text| text.parse::<RateChange>());
-            each.collect::<Result<Vec<_>, _>>()
-                .map(|all| all.into_iter().fold(RateChange::default(), RateChange::and))
-        };
-        let (max_latency_ms, max_lag) = (Some(5), Some(MaxLag::NONE));
-        let times = Some(Times::Between("01:00-05:00".parse().expect("a window")));
-        let change = RateChange {
-            keys: Some(1_000),
-            bytes: Some(0),
-            max_latency_ms,
-            max_lag,
-            max_load: Some(MaxLoad::NONE),
-            times,
-            memory_bytes: Some(8 << 20),
-        };
-        assert_eq!(
-            parsed(&[
-                "rate-keys=7",
-                "rate-keys=1k",
-                "rate-bytes=none",
-                "max-latency=5ms",
-                "max-lag=5s",
-                "max-lag=none",
-                "max-load=60%",
-                "max-load=none",
-                "between=01:00-05:00Z",
-                "memory=8MiB",
-            ]),
-            Ok(change)
-        );
-        let written = serde_json::to_string(&change).expect("JSON");
-        assert_eq!(serde_json::from_str::<RateChange>(&written).expect("a change"), change);
-        assert!(parsed(&["memory=none"]).is_err_and(|why| why.contains("more than nothing")));
-        assert!(parsed(&["between=1-5"]).is_err_and(|why| why.contains("01:00-05:00")));
-        assert!(parsed(&["max-load=0"]).is_err_and(|why| why.contains("1% to 100%")));
-        assert!(parsed(&["lanes=4"]).is_err_and(|why| why.starts_with("lanes cannot be changed")));
-        assert!(parsed(&["rate-key=4"]).is_err_and(|why| why.starts_with("there is no rate-key")));
-        for nothing in ["rate-keys=0", "rate-bytes=0", "max-latency=0s", "max-latency=0.5ms"] {
-            assert!(parsed(&[nothing]).is_err(), "{nothing} would be no bound");
-        }
-        assert!(parsed(&["max-latency"]).is_err());
     }
 
     #[tokio::test]
