@@ -497,7 +497,7 @@ fn a_fleet_is_upgraded_one_process_at_a_time() {
         assert!(writers.wait_for(300, PATIENCE), "nobody is answered");
         appenders.wait_for(300);
     };
-    // Coordinators first: they speak with older members, and older ones not with newer members.
+    // In the order that the runbook has.
     for number in 0..3 {
         fleet.coordinators[number].upgrade();
         goes_on(&fleet);
