@@ -214,17 +214,27 @@ pub(super) fn info(table: &Table) -> String {
     let is_covered = table.assigned() == usize::from(Slot::COUNT) && failed == 0;
     let members = || table.shards().iter().flat_map(|shard| shard.group().members());
     let my_epoch = members().find(|member| member.id == *table.myself()).map_or(0, |m| m.config_epoch);
-    let values: [(&str, u64); 10] = [
+    let nodes_of = |health: Health| members().filter(|member| member.health == health).count() as u64;
+    let voters = || table.shards().iter().filter(|shard| !shard.ranges().is_empty());
+    let voters_of =
+        |health: Health| voters().filter(|shard| shard.group().primary.health == health).count() as u64;
+    // Those of the oldest and the newest servers: clients skip what they do not know.
+    let values: [(&str, u64); 15] = [
         ("cluster_slots_assigned", table.assigned() as u64),
         ("cluster_slots_ok", (table.assigned() - suspected - failed) as u64),
         ("cluster_slots_pfail", suspected as u64),
         ("cluster_slots_fail", failed as u64),
+        ("cluster_nodes_pfail", nodes_of(Health::Suspected)),
+        ("cluster_nodes_fail", nodes_of(Health::Failed)),
+        ("cluster_voting_nodes_pfail", voters_of(Health::Suspected)),
+        ("cluster_voting_nodes_fail", voters_of(Health::Failed)),
         ("cluster_known_nodes", members().count() as u64),
-        ("cluster_size", table.shards().iter().filter(|shard| !shard.ranges().is_empty()).count() as u64),
+        ("cluster_size", voters().count() as u64),
         ("cluster_current_epoch", members().map(|member| member.config_epoch).max().unwrap_or(0)),
         ("cluster_my_epoch", my_epoch),
         ("cluster_stats_messages_sent", 0),
         ("cluster_stats_messages_received", 0),
+        ("total_cluster_links_buffer_limit_exceeded", 0),
     ];
     let mut text = format!("cluster_state:{}\r\n", if is_covered { "ok" } else { "fail" });
     for (name, value) in values {
