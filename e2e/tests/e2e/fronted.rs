@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_e2e::cluster_writers::{self, ClusterWriters, tags_in};
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, stop, wait_until_following, writers,
 };
+use whimbrel_e2e::writers::{Load, Writers};
 use whimbrel_lab::{Engine, Server};
 
 /// As managed services restrict their users: no replication, no configuration, no users, nobody paused.
@@ -50,7 +51,7 @@ impl Scene {
     }
 
     fn writers(&self, clients: u64) -> ClusterWriters {
-        let load = Load { clients, ..Load::on(tags_in(0..16_384, 56)) };
+        let load = cluster_writers::Load { clients, ..cluster_writers::Load::on(tags_in(0..16_384, 56)) };
         let writers = ClusterWriters::start(&[self.at()], &load);
         assert!(writers.wait_for(400, PATIENCE), "the writers do not come to work");
         writers
@@ -177,6 +178,33 @@ fn clients_go_on_at_the_target_and_nothing_is_lost() {
         let mut client = scene.front.connect();
         let keys: i64 = redis::cmd("DBSIZE").query(&mut client).expect("a number");
         assert_eq!(scene.target.call(&["DBSIZE"]), Value::Int(keys));
+    }
+}
+
+/// The front's own move is for database 0 alone. A cutover behind it is for all that the sync follows.
+#[test]
+fn clients_of_several_databases_go_on_at_the_target() {
+    let scene = Scene::new((Engine::Redis70, Engine::Valkey91), REPLICATING);
+    fill(&deployment(scene.source.addr()));
+    let through = deployment(scene.at());
+    let of_database = |db| {
+        let load = Load { threads: 2, db, pause: Duration::from_millis(2), ..Load::default() };
+        (db, Writers::start(&through, load))
+    };
+    let writers = [0, 3, 9].map(of_database);
+    let mut sync = scene.job.start(&[]);
+    wait_until_following(&mut sync);
+    let go_on = || writers.iter().all(|(_, writers)| writers.wait_for(100, PATIENCE));
+    assert!(go_on(), "the writers do not come to work");
+    scene.cutover(&["--compare", "full", "--dry-run"]).expect_code(0);
+    scene.cutover(&["--compare", "full"]).expect_code(0);
+    sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    scene.assert_phase("done", "to-target");
+    assert!(go_on(), "the writers do not go on");
+    for (db, writers) in writers {
+        let record = writers.stop();
+        assert!(record.keys() > 100, "database {db}: {}", record.keys());
+        record.assert_kept(&deployment(scene.target.addr()));
     }
 }
 
