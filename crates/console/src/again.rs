@@ -7,16 +7,24 @@ use whimbrel_terminal::plain::quoted;
 
 /// What goes on with an interrupted job, as a shell takes it. `None` for one that cannot go on.
 pub fn command(status: &Status, folder: Option<&Path>) -> Option<String> {
-    let mut words = match status.kind {
-        Kind::Move => ["jobs", "resume", status.label()].map(str::to_owned).to_vec(),
-        _ if status.again.is_empty() => return None,
-        _ => status.again.clone(),
-    };
+    match status.kind {
+        Kind::Move => Some(written(["jobs", "resume", status.label()].map(str::to_owned).to_vec(), folder)),
+        _ if status.again.is_empty() => None,
+        _ => Some(written(status.again.clone(), folder)),
+    }
+}
+
+/// What ends a job for good, as a shell takes it.
+pub fn cancel(status: &Status, folder: Option<&Path>) -> String {
+    written(["jobs", "cancel", &status.id].map(str::to_owned).to_vec(), folder)
+}
+
+fn written(mut words: Vec<String>, folder: Option<&Path>) -> String {
     if let Some(folder) = folder {
         words.extend(["--state-dir".to_owned(), folder.to_string_lossy().into_owned()]);
     }
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
-    Some(format!("whimbrel {}", words.join(" ")))
+    format!("whimbrel {}", words.join(" "))
 }
 
 #[cfg(test)]
@@ -32,6 +40,8 @@ mod tests {
             "whimbrel copy a:1 --match 'u:*' --exclude 'it'\\''s' --state-dir '/x y'"
         );
         assert_eq!(command(&Status { again: Vec::new(), ..copy }, None), None);
+        let one = Status { id: "m1".to_owned(), ..Status::default() };
+        assert_eq!(cancel(&one, Some(Path::new("/x"))), "whimbrel jobs cancel m1 --state-dir /x");
         let moves = Status { id: "m1".to_owned(), ..Status::default() };
         assert_eq!(command(&moves, None).expect("it can go on"), "whimbrel jobs resume m1");
     }

@@ -23,6 +23,7 @@ use whimbrel_flow::sync::{Compare, CutoverOptions};
 use crate::failure::{Answer, Failure};
 use crate::inner::Inner;
 use crate::runs::GoOnWanted;
+use crate::tokens::by_token;
 
 /// How long a cutover may take besides its pause: slots are gone through again before, and hooks are run. A
 /// process that hangs is noticed long before.
@@ -32,7 +33,8 @@ const CUTOVER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 const NUMBER_MAX: u64 = (1 << 53) - 1;
 
 /// How limits are written that are no numbers.
-const LIMITS: &str = "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00, lanes as 8 or 2:8; null for no bound";
+const LIMITS: &str = "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00, lanes as 8 or \"2:8\", max_pause_ms \
+     as a number from 1 to 60000; null for no bound of the others";
 
 /// How the time of a cutover is written.
 const LATER: &str = "write at as 2026-11-26T02:00Z, between as 01:00-05:00";
@@ -65,10 +67,21 @@ pub struct RatesWanted {
     /// Bytes of values in flight.
     #[serde(deserialize_with = "bounded")]
     memory_bytes: Option<u64>,
-    /// How many lanes there are: `8`, or `2:8`.
+    /// How many lanes there are: 8, or `"2:8"`.
+    #[serde(deserialize_with = "number_or_text")]
     lanes: Option<String>,
     /// How long writes may be paused at once, in milliseconds.
+    #[serde(deserialize_with = "bounded")]
     max_pause_ms: Option<u64>,
+}
+
+/// A number, or what is written in another way.
+fn number_or_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    match Value::deserialize(from)? {
+        Value::Number(number) => Ok(Some(number.to_string())),
+        Value::String(text) => Ok(Some(text)),
+        _ => Err(D::Error::custom("write 8, or \"2:8\"")),
+    }
 }
 
 /// A number that has no other.
@@ -295,14 +308,10 @@ fn unread(e: impl std::fmt::Display) -> Failure {
 }
 
 /// Pauses, resumes, or sets.
-pub(crate) async fn steer(inner: Arc<Inner>, name: String, request: Request) -> Answer<Value> {
+pub(crate) async fn steer(inner: Arc<Inner>, name: String, who: String, request: Request) -> Answer<Value> {
     let entry = running(&inner, &name).await?;
-    let what = match request {
-        Request::Pause => "pause",
-        Request::Resume => "resume",
-        _ => "set the rates of",
-    };
-    let rates = service::ask(&inner.jobs().store, &entry.status.id, request, what).await?;
+    let by = by_token(&who);
+    let rates = service::steered(&inner.jobs().store, &entry.status.id, request, Some(&by)).await?;
     Ok(json!({"job": name, "rates": rates}))
 }
 

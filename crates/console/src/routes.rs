@@ -295,7 +295,7 @@ struct Confirmed {
 /// Has a job pause, go on, or be faster or slower.
 async fn steer(inner: &Arc<Inner>, caller: &Caller, ask: Ask, name: String, request: Asked) -> Answer<Json> {
     caller.must_be(needed(ask))?;
-    let work = orders::steer(inner.clone(), name.clone(), request);
+    let work = orders::steer(inner.clone(), name.clone(), caller.name.clone(), request);
     inner.ordered(caller, (ask.word(), name), work).await
 }
 

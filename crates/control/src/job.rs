@@ -282,13 +282,10 @@ async fn drive(
         let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
         if begins_more(&effect.action) && view.progress.rates.now().is_paused() {
             // One that is cancelled meanwhile is rolled back by what comes of the effect.
-            cancel.run_until_cancelled(view.progress.rates.until_open()).await;
+            let opens = cancel.run_until_cancelled(view.progress.rates.until_open());
+            allowing_pauses(record, journal, view, opens).await;
         }
-        // No pause is on, and none begins before the outcome of this.
-        if let Some(ms) = view.progress.rates.max_pause_ms().filter(|_| begins_more(&effect.action)) {
-            record.job.allow_pause(ms);
-            executor.allow_pause(ms);
-        }
+        executor.allow_pause(record.job.rules().max_pause_ms);
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
         failpoint::reached(name, When::Before, batch).await;
@@ -296,6 +293,10 @@ async fn drive(
         let outcome = match is_full {
             // Nothing was sent.
             true => Outcome::Refused(Reason::new(Why::Transient, "the disk with the journal is full")),
+            // No pause is on, and none begins before the outcome.
+            false if begins_more(&effect.action) => {
+                allowing_pauses(record, journal, view, executor.execute(&effect)).await
+            }
             false => executor.execute(&effect).await,
         };
         if matches!(outcome, Outcome::Done(_)) {
@@ -323,6 +324,29 @@ async fn drive(
         let (keys_handed_over, _) = record.keys();
         if keys_handed_over != view.progress.keys_handed_over.load(Ordering::Relaxed) {
             view.progress.end_batch(keys_handed_over);
+        }
+    }
+}
+
+/// Does something, and meanwhile goes by how long writes may be paused from now on, as somebody says. That is
+/// written down at once: a process that goes on with the job has to keep to it.
+async fn allowing_pauses<T>(
+    record: &mut Record,
+    journal: &Journal,
+    view: &View,
+    work: impl Future<Output = T>,
+) -> T {
+    tokio::pin!(work);
+    loop {
+        let now_ms = record.job.rules().max_pause_ms;
+        let max_pause_ms = tokio::select! {
+            biased;
+            done = &mut work => return done,
+            ms = view.progress.rates.until_pause_changes(now_ms) => ms,
+        };
+        record.job.allow_pause(max_pause_ms);
+        if let Err(error) = journal.try_save(record, Some(&status_now(record, view))) {
+            tracing::warn!(%error, "the longest pause could not be written down: it is with the next step");
         }
     }
 }

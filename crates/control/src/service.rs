@@ -295,6 +295,44 @@ pub async fn ask(store: &Store, id: &str, request: Request, what: &str) -> Resul
     answer.outcome.map_err(refused)
 }
 
+/// What is wanted of a job that runs, in words.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// What the job is to do.
+    pub verb: &'static str,
+    /// What it has done then.
+    pub done: &'static str,
+}
+
+impl Wanted {
+    /// The words for a request that steers.
+    pub fn of(request: &Request) -> Wanted {
+        let (verb, done) = match request {
+            Request::Pause => ("pause", "paused"),
+            Request::Resume => ("resume", "resumed"),
+            _ => ("set the rates of", "set"),
+        };
+        Wanted { verb, done }
+    }
+}
+
+/// [`ask`]s a job to move its keys faster or slower, or not at all. Who did is an event of the job: this process's
+/// user, and on whose behalf, where that is told.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn steered(
+    store: &Store,
+    id: &str,
+    request: Request,
+    on_behalf: Option<&str>,
+) -> Result<serde_json::Value> {
+    let Wanted { verb, done } = Wanted::of(&request);
+    let answer = ask(store, id, request, verb).await?;
+    store.note_asked(id, done, on_behalf);
+    Ok(answer)
+}
+
 /// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name is `wanted`,
 /// or begins so; where that is empty it is the only one. Says which it is, and whether anything was ordered.
 ///

@@ -486,8 +486,18 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     assert!(refused.stderr.contains("even without writers"), "{}", refused.stderr);
     let refused = jobs(state, &["set", name, "lanes=2:4"]).expect_code(2);
     assert!(refused.stderr.contains("reads and writes"), "{}", refused.stderr);
-    let set = jobs(state, &["set", name, "rate-keys=none", "max-pause=777ms", "lanes=7"]).expect_code(0);
-    assert!(set.stdout.contains("lanes: 7, writes paused for at most 777 ms; paused"), "{}", set.stdout);
+    // More lanes than the target takes connections.
+    let clients = connections(&scene.cluster.nodes()[1]);
+    scene.cluster.nodes()[1].call(&["CONFIG", "SET", "maxclients", &(clients + 12).to_string()]);
+    let set = jobs(state, &["set", name, "rate-keys=none", "max-pause=777ms", "lanes=64"]).expect_code(0);
+    assert!(set.stdout.contains("lanes: 64, writes paused for at most 777 ms; paused"), "{}", set.stdout);
+    let written_down = || {
+        let record = std::fs::read_to_string(format!("{state}/jobs/{name}.job")).expect("the job's record");
+        record.contains("\"max_pause_ms\":777")
+    };
+    wait_until("it is written down, although the job is paused", written_down);
+    let events = jobs(state, &["events", name]).expect_code(0).stdout;
+    assert!(events.contains("set by "), "{events}");
     std::thread::sleep(Duration::from_millis(1_500));
     let job = listed(state).remove(0);
     assert_eq!((&job["phase"], &job["paused"]), (&"snapshotting".into(), &true.into()), "{job:#}");

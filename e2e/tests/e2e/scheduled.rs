@@ -165,6 +165,31 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
     }
 }
 
+/// A cutover that was taken back stays so, whatever is set at the same moment.
+#[test]
+fn what_is_taken_back_does_not_come_back() {
+    let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
+    let job = Sync::new(&url(&source), &url(&target), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let name = jobs(job.state.path(), &[])[0]["name"].as_str().expect("a name").to_owned();
+    let at = typed("%Y-%m-%d %H:%MZ", now_s() + 7_200);
+    for _ in 0..8 {
+        job.cutover(&["--fence", "acl", "--at", &at]).expect_code(0);
+        let set = ["jobs", "set", &name, "max-pause=400ms"];
+        let set = || Invocation::new(&set).env("XDG_STATE_HOME", job.state.path()).spawn();
+        let setting = [set(), set(), set()];
+        job.cutover(&["--withdraw"]).expect_code(0);
+        for mut one in setting {
+            // The ones that come too late are refused.
+            let code = one.wait(PATIENCE).expect("it ends").code();
+            assert!(code == Some(0) || code == Some(USAGE), "{code:?}");
+        }
+        assert_eq!(scheduled(&job), None);
+    }
+    stop(sync);
+}
+
 /// By day, for a sync that moves keys at night alone: nothing can be rehearsed, and the order is taken.
 #[test]
 fn a_cutover_is_ordered_while_the_window_of_the_sync_is_closed() {

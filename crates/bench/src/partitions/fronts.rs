@@ -102,7 +102,7 @@ impl Fleet {
         let server = Server::builder(Engine::Redis70).start()?;
         let at = free_address()?;
         let mut command = whimbrel_binary()?;
-        command.args(["serve", "--fleet", "--quiet", "--listen", &at.to_string()]);
+        command.args(["serve", "--fleet", "--listen", &at.to_string()]);
         command.args(["--backend", &format!("main={}", server.addr())]);
         command.args(["--partitions", &partitions.to_string()]);
         command.args(["--copies", &members.min(HOLDERS_MAX).to_string()]);

@@ -21,7 +21,7 @@ use whimbrel_flow::sync::{
 
 use super::attended::{Attended, How};
 use super::protocol::{Refusal, Request, Standing, Steered, Why};
-use super::schedule::Schedule;
+use super::schedule::{NO_ORDER, Schedule};
 use crate::again;
 use crate::clock::now_s;
 use crate::hooks::JobHooks;
@@ -121,27 +121,30 @@ impl LocalJob {
         self.is_cancelled.load(Ordering::Acquire)
     }
 
-    /// [`steer`]s it. The longest pause of a sync is its ordered cutover's.
+    /// [`steer`]s it. The longest pause of a sync is its ordered cutover's. All of it is done, or nothing.
     fn steer(&self, request: Request) -> std::result::Result<Value, Refusal> {
-        let (request, ordered) = match (request, self.schedule.get(), &self.kept) {
-            (Request::Set(mut change), Some(mut ordered), Some(kept)) => {
-                let longest_ms = change.max_pause_ms.take();
-                let ordered = longest_ms.map(|ms| {
-                    ordered.options.max_pause_ms = ms;
-                    (ordered, kept)
-                });
-                (Request::Set(change), ordered)
+        let kind = self.kind();
+        let mut ordered_ms = None;
+        let request = match request {
+            Request::Set(change) if kind == Kind::Sync && change.max_pause_ms.is_some() => {
+                ordered_ms = change.max_pause_ms;
+                Request::Set(RateChange { max_pause_ms: None, ..change })
             }
-            (request, ..) => (request, None),
+            other => other,
         };
-        let steered = steer(&self.rates, self.kind(), request).unwrap_or_else(|| {
+        if let (Some(ms), Request::Set(change)) = (ordered_ms, &request) {
+            fits(&self.rates, kind, change)?;
+            let Some((store, id)) = &self.kept else { return Err(Refusal::unsupported(NO_ORDER)) };
+            self.schedule.allow_pause(store, id, ms)?;
+        }
+        let mut now = steer(&self.rates, kind, request).unwrap_or_else(|| {
             let text = "this job can be paused, resumed, set and cancelled, and a sync be cut over";
             Err(Refusal::unsupported(text))
         })?;
-        if let Some((ordered, (store, id))) = ordered {
-            self.schedule.order(store, id, Some(ordered))?;
+        if let Some(ms) = ordered_ms {
+            now["max_pause_ms"] = ms.into();
         }
-        Ok(steered)
+        Ok(now)
     }
 
     async fn cut_over(
@@ -217,10 +220,7 @@ fn fits(rates: &Rates, kind: Kind, change: &RateChange) -> std::result::Result<(
     }
     let Some(max_pause_ms) = change.max_pause_ms else { return Ok(()) };
     if !rates.steers_pause() {
-        return unsupported(
-            "max-pause can be changed of a move of slots by whimbrel's own method, and of a cutover that was \
-             ordered for later",
-        );
+        return Err(Refusal::unsupported(NO_ORDER));
     }
     let least_ms = rates.least_pause_ms();
     if max_pause_ms < least_ms {

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::schedule::When;
+use whimbrel_core::units::format_duration_ms;
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::sync::{CutoverOptions, FrontOrder};
@@ -79,7 +80,12 @@ impl Scheduled {
             FenceKind::External { .. } => "external",
             FenceKind::Front => "front",
         };
-        format!("{}, with the fence {fence}", self.when.in_words(self.options.max_pause_ms))
+        let longest_ms = self.options.max_pause_ms;
+        let mut words = format!("{}, with the fence {fence}", self.when.in_words(longest_ms));
+        if !self.when.when_ready {
+            words.push_str(&format!(" and a pause of at most {}", format_duration_ms(longest_ms)));
+        }
+        words
     }
 }
 

@@ -23,12 +23,21 @@ use crate::store::{Status, Store, What};
 /// How often it is looked whether it is due.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
+/// Why another pause is not allowed.
+pub(super) const NO_ORDER: &str = "max-pause can be changed of a move of slots by whimbrel's own method, and of \
+     a cutover that was ordered for later; nothing was changed";
+
 /// How long after a cutover that did not come about it is tried again.
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// What was ordered for later.
 #[derive(Debug, Default)]
-pub(super) struct Schedule(Mutex<Order>);
+pub(super) struct Schedule {
+    order: Mutex<Order>,
+    /// Held from the look at the order until another one is written down and stands: of two that change it at
+    /// once the later one goes by what the earlier one has left.
+    changing: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct Order {
@@ -42,11 +51,11 @@ struct Order {
 impl Schedule {
     /// What was ordered, if anything.
     pub(super) fn get(&self) -> Option<Scheduled> {
-        self.0.lock().scheduled.clone()
+        self.order.lock().scheduled.clone()
     }
 
     fn set(&self, scheduled: Option<Scheduled>) {
-        let mut order = self.0.lock();
+        let mut order = self.order.lock();
         order.withdrawn.cancel();
         *order = Order { scheduled, ..Order::default() };
     }
@@ -74,6 +83,7 @@ impl Schedule {
         id: &str,
         scheduled: Option<Scheduled>,
     ) -> std::result::Result<bool, Refusal> {
+        let _changing = self.changing.lock();
         let refused = |text: String| Err(Refusal { why: Why::Refused, text });
         let now_s = now_s();
         if let Some(Scheduled { when, options }) = &scheduled {
@@ -85,16 +95,46 @@ impl Schedule {
                 return refused(text.to_owned());
             }
         }
-        store.keep_schedule(id, scheduled.as_ref()).map_err(|error| Refusal {
-            why: Why::Internal,
-            text: format!("the order cannot be written down: {error}"),
-        })?;
+        keep(store, id, scheduled.as_ref())?;
         let stood = self.get().is_some();
         if stood || scheduled.is_some() {
             store.note(id, What::Scheduled { when: scheduled.as_ref().map(Scheduled::in_words) });
         }
         self.set(scheduled);
         Ok(stood)
+    }
+
+    /// Allows another pause than was ordered, once that is written down. A cutover that is being tried goes on
+    /// as it was begun; one that waits to be tried again does not wait longer.
+    ///
+    /// # Errors
+    /// Where nothing is ordered, or it cannot be written down.
+    pub(super) fn allow_pause(
+        &self,
+        store: &Store,
+        id: &str,
+        max_pause_ms: u64,
+    ) -> std::result::Result<(), Refusal> {
+        let _changing = self.changing.lock();
+        let Some(mut scheduled) = self.get() else { return Err(Refusal::unsupported(NO_ORDER)) };
+        scheduled.options.max_pause_ms = max_pause_ms;
+        keep(store, id, Some(&scheduled))?;
+        store.note(id, What::Scheduled { when: Some(scheduled.in_words()) });
+        let mut order = self.order.lock();
+        (order.scheduled, order.tried) = (Some(scheduled), None);
+        Ok(())
+    }
+
+    /// Takes back what is ordered, where that is still `expired`.
+    fn expire(&self, store: &Store, id: &str, expired: &Scheduled) -> std::result::Result<(), Refusal> {
+        let _changing = self.changing.lock();
+        if self.get().as_ref() != Some(expired) {
+            return Ok(());
+        }
+        keep(store, id, None)?;
+        store.note(id, What::Scheduled { when: None });
+        self.set(None);
+        Ok(())
     }
 
     /// Has a job `cut_over` when that is due by how it `stands`. What comes of it is an event of the job.
@@ -107,11 +147,12 @@ impl Schedule {
         let mut refused = String::new();
         loop {
             tokio::time::sleep(LOOK_PERIOD).await;
-            let Some(Scheduled { when, options }) = self.get() else {
+            let Some(scheduled) = self.get() else {
                 refused.clear();
                 continue;
             };
-            let tried = self.0.lock().tried;
+            let Scheduled { when, options } = scheduled.clone();
+            let tried = self.order.lock().tried;
             let standing = stands().await;
             let pause_ms = standing.details["status"]["pause_estimate_ms"].as_u64();
             match when.due(now_s(), pause_ms, options.max_pause_ms) {
@@ -123,7 +164,7 @@ impl Schedule {
                 Due::TooLate => {
                     let why = "its time has passed by more than an hour".to_owned();
                     store.note(id, What::NotCutOver { why });
-                    if let Err(refusal) = self.order(store, id, None) {
+                    if let Err(refusal) = self.expire(store, id, &scheduled) {
                         tracing::warn!(
                             why = refusal.text,
                             "a cutover whose time has passed stays written down"
@@ -133,7 +174,7 @@ impl Schedule {
                 }
             }
             let withdrawn = {
-                let mut order = self.0.lock();
+                let mut order = self.order.lock();
                 order.tried = Some(Instant::now());
                 order.withdrawn.clone()
             };
@@ -147,6 +188,14 @@ impl Schedule {
             }
         }
     }
+}
+
+/// Writes an order down, or that there is none.
+fn keep(store: &Store, id: &str, scheduled: Option<&Scheduled>) -> std::result::Result<(), Refusal> {
+    store.keep_schedule(id, scheduled).map_err(|error| Refusal {
+        why: Why::Internal,
+        text: format!("the order cannot be written down: {error}"),
+    })
 }
 
 /// Takes back what was ordered of a sync that nobody runs. Says whether anything was.

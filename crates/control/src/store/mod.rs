@@ -257,6 +257,12 @@ impl Store {
         self.note(id, What::Resumed { by: status::begun_by() });
     }
 
+    /// Notes that somebody has had a job `done`. Nothing depends on it, so a failure is no error.
+    pub(crate) fn note_asked(&self, id: &str, done: &str, on_behalf: Option<&str>) {
+        let by = on_behalf.map_or_else(status::begun_by, on_behalf_of);
+        self.note(id, What::Asked { done: done.to_owned(), by });
+    }
+
     /// Notes that something has happened to a job. Nothing depends on it, so a failure is no error.
     pub(crate) fn note(&self, id: &str, what: What) {
         let event = Event { at_s: now_s(), what };

@@ -65,6 +65,13 @@ pub enum What {
         /// How they are since.
         rates: RatesNow,
     },
+    /// Somebody has asked for that.
+    Asked {
+        /// What the job did: `paused`, `resumed` or `set`.
+        done: String,
+        /// Who.
+        by: String,
+    },
     /// A hook was run, or should have been: see [`crate::hooks`].
     Hook {
         /// The event that it was for.
@@ -102,6 +109,7 @@ impl fmt::Display for What {
             What::Message { message } => f.write_str(message),
             What::Progress { percent } => write!(f, "{percent} % of its keys"),
             What::Steered { rates } => write!(f, "{rates}"),
+            What::Asked { done, by } => write!(f, "{done} by {by}"),
             What::Hook { hook, end, output } => {
                 write!(f, "the hook of {hook} {end}")?;
                 output.lines().try_for_each(|line| write!(f, "\n    {line}"))

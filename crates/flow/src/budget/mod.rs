@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 use whimbrel_core::schedule::Window;
 use whimbrel_core::units::format_count_of;
 
@@ -18,32 +18,69 @@ use crate::lane_counts::LaneCounts;
 use crate::load::MaxLoad;
 use crate::memory::MemoryBudget;
 
-/// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second.
+/// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second. Who waits takes
+/// nothing before its turn, so a change of the rate counts for those that wait already, and lets nobody through
+/// who would not be through without it.
 #[derive(Debug)]
 struct Bucket {
     per_second: Option<f64>,
-    /// When the amount taken so far is paid off.
-    free_at: Instant,
+    /// What may pass at once; below 0 while what has passed is paid off.
+    allowed: f64,
+    /// When it grew last.
+    grown_at: Instant,
 }
 
 /// How far a bucket may fill up while nobody takes from it.
 const BURST: Duration = Duration::from_millis(100);
 
+/// How long at most somebody waits before looking again. A wait may be computed to be for ever.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
 impl Bucket {
-    fn new(per_second: Option<u64>) -> Mutex<Bucket> {
-        // None a second would never end: that is what a pause is for.
-        let per_second = per_second.filter(|rate| *rate > 0).map(|rate| rate as f64);
-        Mutex::new(Bucket { per_second, free_at: Instant::now() })
+    fn new(per_second: Option<u64>) -> Bucket {
+        Bucket { per_second: rate(per_second), allowed: 0.0, grown_at: Instant::now() }
     }
 
-    /// Takes so much, and says from when on it may pass. An amount above the rate passes at once and makes
-    /// the next ones wait longer.
-    fn take(&mut self, amount: u64, now: Instant) -> Option<Instant> {
-        let per_second = self.per_second?;
-        let start = self.free_at.max(now.checked_sub(BURST).unwrap_or(now));
-        self.free_at = start + Duration::from_secs_f64(amount as f64 / per_second);
-        Some(start)
+    /// Changes the rate. What has passed is still paid off.
+    fn set(&mut self, per_second: Option<f64>, now: Instant) {
+        self.grow(now);
+        if self.per_second.is_none() {
+            self.allowed = 0.0;
+        }
+        self.per_second = per_second;
     }
+
+    fn grow(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(std::mem::replace(&mut self.grown_at, now));
+        if let Some(per_second) = self.per_second {
+            let full = per_second * BURST.as_secs_f64();
+            self.allowed = (self.allowed + since.as_secs_f64() * per_second).min(full);
+        }
+    }
+
+    /// Takes so much, or says how long to wait before it is tried again. An amount above the rate passes at
+    /// once and makes the next ones wait longer.
+    fn take(&mut self, amount: u64, now: Instant) -> Result<(), Duration> {
+        let Some(per_second) = self.per_second else { return Ok(()) };
+        self.grow(now);
+        if self.allowed < 0.0 {
+            let wait_s = (-self.allowed / per_second).min(LOOK_AGAIN.as_secs_f64());
+            return Err(Duration::from_secs_f64(wait_s));
+        }
+        self.allowed -= amount as f64;
+        Ok(())
+    }
+
+    /// Takes so much whether it may pass or not.
+    fn take_anyway(&mut self, amount: u64, now: Instant) {
+        self.grow(now);
+        self.allowed -= amount as f64;
+    }
+}
+
+/// None a second would never end: that is what a pause is for.
+fn rate(per_second: Option<u64>) -> Option<f64> {
+    per_second.filter(|rate| *rate > 0).map(|rate| rate as f64)
 }
 
 /// How fast keys of a job move, and whether they do at all. Clones share it: a request to the job changes
@@ -115,12 +152,7 @@ struct Slowed {
     /// How much of a core a server may use, in percent.
     max_load: MaxLoad,
     /// Keys a second that slow servers allow.
-    per_second: Option<f64>,
-    /// Keys that may pass at once; below 0 while a batch is paid off. It grows with the rate of the moment,
-    /// so a change of the rate counts for those that wait already.
-    allowed: f64,
-    /// When it grew last.
-    grown_at: Instant,
+    bucket: Bucket,
     /// Somebody had to wait since that was last asked.
     has_waited: bool,
     /// What slows it down.
@@ -139,18 +171,12 @@ pub(crate) enum Strain {
 }
 
 impl Slowed {
-    /// Takes so many keys, or says how long to wait before it is tried again.
+    /// Takes so many keys, or says how long to wait before it is tried again. The rate changes meanwhile.
     fn take(&mut self, keys: u64, now: Instant) -> Result<(), Duration> {
-        let Some(per_second) = self.per_second else { return Ok(()) };
-        let grown = now.saturating_duration_since(self.grown_at).as_secs_f64() * per_second;
-        self.allowed = (self.allowed + grown).min(per_second * BURST.as_secs_f64());
-        self.grown_at = now;
-        if self.allowed < 0.0 {
+        self.bucket.take(keys, now).map_err(|wait| {
             self.has_waited = true;
-            return Err(Duration::from_secs_f64(-self.allowed / per_second).min(SLOWED_POLL));
-        }
-        self.allowed -= keys as f64;
-        Ok(())
+            wait.min(SLOWED_POLL)
+        })
     }
 }
 
@@ -181,14 +207,12 @@ impl Default for Rates {
 impl Rates {
     /// This many keys and bytes of values a second, at most; 0 is no bound.
     pub fn new(keys: Option<u64>, bytes: Option<u64>) -> Rates {
-        let (keys, bytes) = (Bucket::new(keys), Bucket::new(bytes));
+        let (keys, bytes) = (Mutex::new(Bucket::new(keys)), Mutex::new(Bucket::new(bytes)));
         let slowed = Mutex::new(Slowed {
             max_latency_ms: None,
             max_lag: None,
             max_load: MaxLoad::NONE,
-            per_second: None,
-            allowed: 0.0,
-            grown_at: Instant::now(),
+            bucket: Bucket::new(None),
             has_waited: false,
             strain: Strain::Latency(0.0),
         });
@@ -328,6 +352,18 @@ impl Rates {
         self.0.max_pause_ms.lock().changed
     }
 
+    /// Waits until somebody has changed that to something else than `now_ms`, and says to what.
+    pub async fn until_pause_changes(&self, now_ms: u64) -> u64 {
+        let mut changes = self.0.pause.subscribe();
+        loop {
+            if let Some(ms) = self.max_pause_ms().filter(|ms| *ms != now_ms) {
+                return ms;
+            }
+            // Fails only once the sender is gone, which `self` keeps.
+            let _ = changes.changed().await;
+        }
+    }
+
     /// A shorter pause than this, in milliseconds, does not suffice.
     pub fn needs_pause(&self, least_ms: u64) {
         self.0.least_pause_ms.store(least_ms, Ordering::Relaxed);
@@ -356,22 +392,20 @@ impl Rates {
 
     /// How many keys a second slow servers allow; `None` for as many as there are.
     pub(crate) fn slowed_to(&self) -> Option<f64> {
-        self.0.slowed.lock().per_second
+        self.0.slowed.lock().bucket.per_second
     }
 
     /// Allows so many keys a second from now on, because of this.
     pub(crate) fn slow_to(&self, per_second: Option<f64>, strain: Strain) {
         let mut slowed = self.0.slowed.lock();
-        if slowed.per_second.is_none() {
-            (slowed.allowed, slowed.grown_at) = (0.0, Instant::now());
-        }
-        (slowed.per_second, slowed.strain) = (per_second, strain);
+        slowed.bucket.set(per_second, Instant::now());
+        slowed.strain = strain;
     }
 
     /// How far slow servers hold the job back, in words; `None` where they do not.
     pub fn slowed_in_words(&self) -> Option<String> {
         let slowed = self.0.slowed.lock();
-        let rate = slowed.per_second?;
+        let rate = slowed.bucket.per_second?;
         let why = match slowed.strain {
             Strain::Latency(ms) => format!("a server took {ms:.1} of {} ms", slowed.max_latency_ms?),
             Strain::Lag(lag) => format!("a replica of the target {}", lag.in_words(slowed.max_lag?)),
@@ -388,22 +422,26 @@ impl Rates {
     }
 
     async fn take(&self, bucket: &Mutex<Bucket>, amount: u64) {
-        // Before the bucket is looked at: a change after that is not missed.
         let mut changes = self.0.pause.subscribe();
-        let start = bucket.lock().take(amount, Instant::now());
-        if let Some(start) = start.filter(|_| !self.is_lifted()) {
-            // A change ends the wait: what was due at the rate of before says nothing any more.
-            let _ = timeout_at(start, changes.changed()).await;
+        loop {
+            // Before the bucket is looked at: a change after that is not missed. Fails only once the sender is
+            // gone, which `self` keeps.
+            let _ = changes.wait_for(|pause| !pause.is_on()).await;
+            if self.is_lifted() {
+                return bucket.lock().take_anyway(amount, Instant::now());
+            }
+            let taken = bucket.lock().take(amount, Instant::now());
+            let Err(wait) = taken else { return };
+            // A change ends the wait, and it is looked again.
+            let _ = timeout(wait, changes.changed()).await;
         }
-        // Fails only once the sender is gone, which `self` keeps.
-        let _ = changes.wait_for(|pause| !pause.is_on()).await;
     }
 
     /// Changes rates. Lanes that wait notice at once.
     pub fn change(&self, change: RateChange) {
         for (bucket, rate) in [(&self.0.keys, change.keys), (&self.0.bytes, change.bytes)] {
             if let Some(rate) = rate {
-                *bucket.lock() = Bucket::new(Some(rate)).into_inner();
+                bucket.lock().set(self::rate(Some(rate)), Instant::now());
             }
         }
         if let Some(limit_ms) = change.max_latency_ms {
@@ -474,21 +512,43 @@ mod tests {
 
     #[test]
     fn so_many_pass_in_a_second() {
-        let mut bucket = Bucket::new(Some(10)).into_inner();
-        let began = bucket.free_at;
-        let passes = |bucket: &mut Bucket, after_ms: u64| {
-            let now = began + Duration::from_millis(after_ms);
-            bucket.take(10, now).map(|start| (start - began).as_millis())
+        let mut bucket = Bucket::new(Some(10));
+        let began = bucket.grown_at;
+        let mut passes = |after_ms: u64| {
+            let taken = bucket.take(10, began + Duration::from_millis(after_ms));
+            taken.map_err(|wait| wait.as_millis())
         };
         // The first ones pass at once, and are paid for by the next.
         assert_eq!(
-            [0, 0, 500].map(|after_ms| passes(&mut bucket, after_ms)),
-            [Some(0), Some(1_000), Some(2_000)]
+            [0, 0, 500, 1_000, 1_001].map(&mut passes),
+            [Ok(()), Err(1_000), Err(500), Ok(()), Err(999)]
         );
         // What nobody took is lost, up to a burst.
-        assert_eq!(passes(&mut bucket, 60_000), Some(59_900));
-        let mut unbounded = Bucket::new(Some(0)).into_inner();
-        assert_eq!(unbounded.take(u64::MAX, began), None);
+        assert_eq!([60_000, 60_000].map(&mut passes), [Ok(()), Err(900)]);
+        let mut unbounded = Bucket::new(Some(0));
+        assert_eq!(unbounded.take(u64::MAX, began), Ok(()));
+    }
+
+    /// Settings, and those of no rate, let nobody through that waits.
+    #[tokio::test]
+    async fn a_change_of_something_else_lets_nobody_through() {
+        let rates = Rates::new(Some(1_000), None);
+        rates.take_keys(100_000).await;
+        let waiting: Vec<_> = (0..8)
+            .map(|_| {
+                let rates = rates.clone();
+                tokio::spawn(async move { rates.take_keys(100).await })
+            })
+            .collect();
+        for lanes in 1..5 {
+            rates.change(RateChange { lanes: Some(LaneCounts::of(lanes)), ..RateChange::default() });
+            rates.change(RateChange { keys: Some(1_000), ..RateChange::default() });
+            rates.pause(true);
+            rates.pause(false);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     /// Whether it has not come to its end after a while. What is tested would wait for days.
@@ -546,7 +606,7 @@ mod tests {
         let rates = Rates::default();
         rates.slow_to(Some(50.0), Strain::Latency(9.0));
         let mut slowed = rates.0.slowed.lock();
-        let began = slowed.grown_at;
+        let began = slowed.bucket.grown_at;
         let mut passed_within = |from_ms: u64, to_ms: u64| {
             let mut at = from_ms;
             let passes = std::iter::from_fn(|| {
@@ -560,7 +620,7 @@ mod tests {
         // A hundred keys at 50 a second: one batch at once, then one every two seconds, however many wait.
         let passed = passed_within(0, 9_900);
         assert_eq!(passed, 5);
-        slowed.per_second = Some(1_000.0);
+        slowed.bucket.per_second = Some(1_000.0);
         let mut later = 0;
         for at in (9_910..10_910).step_by(10) {
             later += usize::from(slowed.take(100, began + Duration::from_millis(at)).is_ok());

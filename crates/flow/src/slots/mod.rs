@@ -138,11 +138,30 @@ impl SlotMover {
         Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None, ready: None })
     }
 
-    /// How many lanes there are to be. It may change between two runs, since each waits for all lanes, and
-    /// never during one.
-    fn lane_count(&self) -> usize {
+    /// Has as many lanes open as there are to be, and says how many there are. Their number changes between two
+    /// runs alone, since each waits for all lanes, and not while writers wait. Where a node takes no more
+    /// connections, those that are there suffice.
+    ///
+    /// # Errors
+    /// Whatever a link or a server reports, where no lane is open.
+    async fn open_lanes(&mut self) -> Result<usize> {
         let options = &self.shared.options;
-        options.rates.lanes(LaneCounts::of(options.lanes)).read.max(1)
+        let wanted = options.rates.lanes(LaneCounts::of(options.lanes)).read.max(1);
+        if self.lanes.is_empty() || !self.shared.is_draining() {
+            while self.lanes.len() < wanted {
+                match Lane::open(&self.shared).await {
+                    Ok(lane) => self.lanes.push(lane),
+                    Err(error) if self.lanes.is_empty() => return Err(error),
+                    Err(error) => {
+                        let lanes = self.lanes.len();
+                        tracing::warn!(%error, lanes, wanted, "no more lanes can be opened: it goes on with these");
+                        break;
+                    }
+                }
+            }
+            self.lanes.truncate(wanted);
+        }
+        Ok(self.lanes.len())
     }
 
     /// Forgets what was remembered for the batch before. With `remember_streams` all streams move once more
@@ -161,7 +180,7 @@ impl SlotMover {
         if let Some((slot, _)) = slots.first() {
             self.probe_payloads(*slot).await?;
         }
-        let lanes = self.lane_count();
+        let lanes = self.open_lanes().await?;
         let mut work: Vec<Vec<(Slot, u64)>> = vec![Vec::new(); lanes];
         for &(slot, count) in slots {
             work[usize::from(slot.number()) % lanes].push((slot, count));
@@ -198,7 +217,7 @@ impl SlotMover {
                 *recheck = None;
             }
         }
-        let lanes = self.lane_count();
+        let lanes = self.open_lanes().await?;
         let mut work: Vec<Vec<Work>> = Vec::new();
         work.resize_with(lanes, Vec::new);
         let mut moved = 0;
@@ -252,7 +271,7 @@ impl SlotMover {
         if changes.is_empty() {
             return Ok(());
         }
-        let lanes = self.lane_count();
+        let lanes = self.open_lanes().await?;
         let mut work: Vec<Vec<Change>> = Vec::new();
         work.resize_with(lanes, Vec::new);
         for change in changes {
@@ -410,10 +429,6 @@ impl SlotMover {
 
     /// Lets each lane do its part. After an error all lanes are closed.
     async fn run(&mut self, work: Vec<Vec<Work>>) -> Result<()> {
-        while self.lanes.len() < work.len() {
-            let lane = Lane::open(&self.shared).await?;
-            self.lanes.push(lane);
-        }
         let mut running = JoinSet::new();
         let lanes = std::mem::take(&mut self.lanes);
         for (index, (mut lane, work)) in lanes.into_iter().zip(work).enumerate() {

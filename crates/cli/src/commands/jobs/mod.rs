@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_console::again;
 use whimbrel_control::hooks::HookSettings;
 use whimbrel_control::jobs::{CancelAnswer, Jobs, Seen, open_cluster};
-use whimbrel_control::service::{self, Ready, Task};
+use whimbrel_control::service::{self, Ready, Task, Wanted};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
 use whimbrel_control::strangers;
@@ -317,18 +317,14 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
             None => out!("it cannot go on: start it again"),
         }
         let end = if status.kind == Kind::Move { "undo it" } else { "end it, keeping what it wrote" };
-        out!("or {end}: whimbrel jobs cancel {}", status.id);
+        out!("or {end}: {}", again::cancel(status, folder));
     }
 }
 
 /// Has jobs that run move their keys faster or slower, or not at all.
 async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> Result<Exit> {
     let Status { id, ended, .. } = &named.job.status;
-    let (verb, event) = match request {
-        Request::Pause => ("pause", "paused"),
-        Request::Resume => ("resume", "resumed"),
-        _ => ("set the rates of", "set"),
-    };
+    let Wanted { verb, done: event } = Wanted::of(&request);
     let running: Vec<&Entry> = named.entries().filter(|entry| entry.running).collect();
     if running.is_empty() || !named.all && !named.job.running {
         let state = if *ended { "has ended" } else { "does not run: it was interrupted" };
@@ -340,7 +336,7 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
     let mut failed = None;
     for Entry { status, .. } in running {
         let (id, label) = (&status.id, status.label());
-        let answer = service::ask(&jobs.store, id, request.clone(), verb).await;
+        let answer = service::steered(&jobs.store, id, request.clone(), None).await;
         // Where one refuses, the others are meant all the same.
         let Ok(answer) = answer.map_err(|e| failed = failed.take().or(Some(e))) else { continue };
         // A front has no rates.
