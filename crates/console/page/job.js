@@ -149,7 +149,7 @@ export function syncParts(status) {
   const sources = (status.sources ?? []).map((s) => [
     s.address,
     known(s.lag_ms, duration),
-    s.feed === "tracking" ? "-" : known(s.lag_bytes, bytes),
+    ["tracking", "notifications"].includes(s.feed) ? "-" : known(s.lag_bytes, bytes),
     count(s.touched),
     s.feed,
     heard(s),

@@ -81,11 +81,13 @@ impl Info {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// How often a command was called, with all its subcommands unless one is named after a bar, from the
+    /// How often a command was called (its name in lower case), with all its subcommands unless one is named after a bar, from the
     /// `commandstats` section.
     pub fn calls(&self, command: &str) -> u64 {
         let calls = |(name, value): (&String, &String)| {
-            let name = name.strip_prefix("cmdstat_")?.strip_prefix(command)?;
+            // Modules choose the case of their commands.
+            let name = name.strip_prefix("cmdstat_")?.to_ascii_lowercase();
+            let name = name.strip_prefix(command)?;
             let is_it = name.is_empty() || name.starts_with('|');
             value.strip_prefix("calls=").filter(|_| is_it)?.split(',').next()?.parse::<u64>().ok()
         };

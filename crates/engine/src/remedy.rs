@@ -47,6 +47,8 @@ pub enum Remedy {
     AllowReplicationOrNoReverseSync,
     /// Let the source send its changes, or do without asking for replication.
     AllowReplicationOrAnyFeed,
+    /// Let the source send its changes in one way or another, or say that its notifications will do.
+    AllowAnyFeed,
     /// It is no way back.
     LeaveOutBack,
     /// It is the way back.
@@ -151,6 +153,10 @@ impl fmt::Display for Remedy {
                 "allow PSYNC and REPLCONF there, or do without the way back"
             }
             Remedy::AllowReplicationOrAnyFeed => "allow PSYNC and REPLCONF, or do not ask for replication",
+            Remedy::AllowAnyFeed => {
+                "give this user the permission for PSYNC and REPLCONF, or for CLIENT TRACKING; or have the \
+                    server publish all keyspace notifications, and ask for them where that cannot be checked"
+            }
             Remedy::LeaveOutBack => "do not ask to come back",
             Remedy::AddBack => "ask to come back",
             Remedy::OrAcceptFailures(first) => return write!(f, "{first}, or accept failures"),

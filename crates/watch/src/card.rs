@@ -138,7 +138,7 @@ fn sources(status: &Value, screen: Screen) -> String {
     let of = |value: &Value| value.as_u64().unwrap_or(0);
     let unknown = || "unknown".to_owned();
     // Of a feed that has no offsets.
-    let none = |source: &Value| source["feed"] == "tracking";
+    let none = |source: &Value| source["feed"] == "tracking" || source["feed"] == "notifications";
     let mut table = Table::new(
         &[
             column("PRIMARY", 0),

@@ -30,7 +30,9 @@ fn left(service: &Service) {
     // Redis 6.0 has no rights to channels.
     let channels = if service.engine == Engine::Redis60 { "" } else { "&* " };
     let user = format!("user mover on >secret ~* {channels}+@all {}", service.rights);
-    let source = Server::builder(service.engine).user_acl(&user).start().expect("the source starts");
+    // Where the service publishes what changes keys, another way is taken all the same if there is one.
+    let source = Server::builder(service.engine).arg("notify-keyspace-events", "AE").user_acl(&user);
+    let source = source.start().expect("the source starts");
     let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
     // What fills a server and what compares two needs commands of Redis 7.0.
     let is_old = service.engine == Engine::Redis60;
@@ -114,8 +116,23 @@ fn azure_cache_for_redis_is_left() {
     });
 }
 
-/// One that permits neither replication nor tracking cannot be followed; that is said before anything is
-/// written, and a copy is what is left.
+/// What is forbidden where keyspace notifications are all that is left.
+const NOTIFICATIONS_ONLY: &str = "-acl -client|pause -client|tracking -client|unpause -config|set -debug \
+                                  -migrate -monitor -psync -replconf -sync";
+
+/// One that permits neither replication nor tracking, and publishes what changes keys.
+#[test]
+fn one_that_publishes_changes_is_left() {
+    left(&Service {
+        engine: Engine::Redis70,
+        rights: NOTIFICATIONS_ONLY,
+        feed: "notifications",
+        fences: &["external"],
+    });
+}
+
+/// One that permits neither replication nor tracking, and publishes nothing, cannot be followed; that is said
+/// before anything is written, and a copy is what is left.
 #[test]
 fn one_that_tells_of_no_changes_is_copied() {
     let rights = "-acl -debug -migrate -psync -replconf -sync -client +client|list +client|setname";
@@ -129,6 +146,7 @@ fn one_that_tells_of_no_changes_is_copied() {
     let refused = sync.wait(PATIENCE).expect("it ends");
     assert_ne!(refused.code(), Some(0), "{refused:#?}");
     assert!(refused.stdout.contains("CLIENT TRACKING"), "{refused:#?}");
+    assert!(refused.stdout.contains("lacks g$lszhxetE: AE would do"), "{refused:#?}");
     assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(0), "something was written");
     whimbrel_e2e::binary::run(&["copy", &from, &target.addr(), "--verify"]).expect_code(0);
 }
@@ -137,7 +155,17 @@ fn one_that_tells_of_no_changes_is_copied() {
 mod matrix {
     use whimbrel_lab::Engine;
 
-    use super::{Service, left};
+    use super::{NOTIFICATIONS_ONLY, Service, left};
+
+    #[test]
+    fn one_that_publishes_changes_is_left_for_valkey() {
+        left(&Service {
+            engine: Engine::Valkey91,
+            rights: NOTIFICATIONS_ONLY,
+            feed: "notifications",
+            fences: &["external"],
+        });
+    }
 
     /// Google's Memorystore for Valkey, not clustered.
     #[test]

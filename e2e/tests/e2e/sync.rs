@@ -3,6 +3,7 @@
 //! whimbrel, and what was acknowledged by the source is on the target.
 
 mod large_keys;
+mod notified;
 mod taking_over;
 
 use std::thread;

@@ -57,6 +57,10 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
             "allow PSYNC and REPLCONF there, or leave out --reverse-sync"
         }
         Remedy::AllowReplicationOrAnyFeed => "allow PSYNC and REPLCONF, or leave out --feed replication",
+        Remedy::AllowAnyFeed => {
+            "give this user the permission for PSYNC and REPLCONF, or for CLIENT TRACKING; or set \
+                notify-keyspace-events to AE there, and where that cannot be checked say --feed notifications"
+        }
         Remedy::LeaveOutBack => "leave out --back",
         Remedy::AddBack => "add --back",
         Remedy::OrAcceptFailures(first) => return format!("{first}; or --accept-failures").into(),

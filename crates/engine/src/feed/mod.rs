@@ -1,7 +1,7 @@
 //! Feeds of touched keys: what a server changes while its keys are being moved.
 //!
 //! A [`Feed`] follows one server in a task of its own and records which keys were touched in a [`Touched`].
-//! It never carries values: the mover reads each touched key's state anew. There are three kinds,
+//! It never carries values: the mover reads each touched key's state anew. There are four kinds,
 //! tried in this order:
 //!
 //! - [`FeedKind::Partial`]: a replication link from the server's present offset. It costs the server nothing.
@@ -11,7 +11,9 @@
 //! - [`FeedKind::Filtered`]: a replication link that starts with a snapshot without data (`rdb-filter-only`,
 //!   Redis 7.0 and later): a fork, and a few hundred bytes;
 //! - [`FeedKind::Tracking`]: invalidations of client-side caching, where replication is forbidden, or can
-//!   only be had with all data. It has blind spots: see [`Feed::misses_consumer_groups`].
+//!   only be had with all data. It has blind spots: see [`Feed::misses_consumer_groups`];
+//! - [`FeedKind::Notifications`]: keyspace notifications, where neither is permitted and the server publishes
+//!   all of them. It has more blind spots: see [`Feed::unseen_types`], and [`FeedOptions::notifications`].
 //!
 //! A replication link sees everything: effects of scripts, transactions, expiries, consumer groups. The
 //! server counts it as a replica: in `INFO` and `ROLE`, and for `min-replicas-to-write`. But nothing is ever
@@ -22,9 +24,11 @@
 mod command;
 mod connector;
 mod limits;
+mod notifications;
 mod options;
 mod progress;
 mod prospect;
+mod pushes;
 mod stream;
 mod touched;
 mod tracking;
@@ -43,16 +47,19 @@ pub(crate) use self::stream::NO_PORT;
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, Side};
+use crate::remedy::Remedy;
 
 use self::connector::Connector;
 pub use self::connector::FEED_CLIENT_NAME;
 pub use self::limits::holdup;
+use self::notifications::Notifications;
 pub use self::options::{FeedKind, FeedOptions};
 pub use self::progress::{FeedFailure, History};
 use self::progress::{Progress, Shared};
 pub use self::prospect::{Prospect, prospect};
+use self::pushes::{Barrier, Pushed, Pushes};
 pub use self::touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
-use self::tracking::Barrier;
+use self::tracking::Tracking;
 
 /// Whether a command of this name, as `CLIENT LIST` writes it, can write: by itself, or since it carries out
 /// others. Servers before Redis 7.0 do not name subcommands.
@@ -77,6 +84,18 @@ fn attach_timeout(deployment: &Deployment, address: &Address, options: FeedOptio
 /// How many barriers may wait at once.
 const BARRIERS_MAX: usize = 64;
 
+/// The type whose consumer groups change unseen.
+const STREAM: &str = "stream";
+
+/// What a feed does not see.
+#[derive(Debug, Default)]
+struct Blind {
+    /// Types of keys that may change unseen.
+    types: Vec<&'static str>,
+    /// What could not be checked.
+    unproven: Vec<String>,
+}
+
 /// Follows the changes of one server. The task behind it ends when this is dropped.
 #[derive(Debug)]
 pub struct Feed {
@@ -85,8 +104,9 @@ pub struct Feed {
     address: Address,
     shared: Arc<Shared>,
     progress: watch::Receiver<Progress>,
-    /// Of a tracking feed.
+    /// Of a feed that is no replication link.
     barriers: Option<mpsc::Sender<Barrier>>,
+    blind: Blind,
     task: JoinHandle<()>,
 }
 
@@ -135,6 +155,7 @@ impl Feed {
             progress: shared.progress.subscribe(),
             shared,
             barriers: None,
+            blind: Blind::default(),
             task: tokio::spawn(stream.run()),
         }))
     }
@@ -146,27 +167,57 @@ impl Feed {
         options: FeedOptions,
     ) -> Result<Feed> {
         let (side, address) = (deployment.side(), place.address.clone());
-        let mut barriers = None;
-        let replication = if options.kind == Some(FeedKind::Tracking) {
-            Err("another kind was asked for".to_owned())
-        } else {
-            stream::attach(deployment, &place, &shared, options).await?
+        let is_wanted = |kind| options.kind.is_none_or(|only| only == kind);
+        let feed = |kind, task, barriers, blind| {
+            let (shared, progress) = (shared.clone(), shared.progress.subscribe());
+            Feed { kind, side, address: address.clone(), shared, progress, barriers, blind, task }
         };
-        let (kind, task) = match replication {
-            Ok(stream) => (stream.kind(), tokio::spawn(stream.run())),
-            Err(why) if matches!(options.kind, None | Some(FeedKind::Tracking)) => {
-                tracing::info!(at = %address, %why, "no replication link: tracking instead");
-                let (sender, receiver) = mpsc::channel(BARRIERS_MAX);
-                let feed = tracking::attach(deployment, &place, &shared, receiver).await?;
-                barriers = Some(sender);
-                (FeedKind::Tracking, tokio::spawn(feed.run()))
+        let mut refused = Vec::new();
+        if options.kind.is_none_or(FeedKind::is_replication) {
+            match stream::attach(deployment, &place, &shared, options).await? {
+                Ok(stream) => {
+                    return Ok(feed(stream.kind(), tokio::spawn(stream.run()), None, Blind::default()));
+                }
+                Err(why) => refused.push(format!("replication: {why}")),
             }
-            Err(why) => {
-                return Err(Error::unfit(side, address.to_string(), "attach a feed of changes", why));
+        }
+        let (sender, receiver) = mpsc::channel(BARRIERS_MAX);
+        if is_wanted(FeedKind::Tracking) {
+            let mut link = place.open().await?;
+            match Tracking::begin(deployment, &mut link).await? {
+                Ok(tracking) => {
+                    tracing::info!(at = %address, why = ?refused, "tracking");
+                    let pushes = Pushes::new(link, Pushed::Tracking(tracking), &shared, receiver);
+                    let blind = Blind { types: vec![STREAM], ..Blind::default() };
+                    return Ok(feed(FeedKind::Tracking, tokio::spawn(pushes.run()), Some(sender), blind));
+                }
+                Err(why) => refused.push(format!("tracking: {why}")),
             }
-        };
-        let progress = shared.progress.subscribe();
-        Ok(Feed { kind, side, address, shared, progress, barriers, task })
+        }
+        let is_asked_for = options.kind == Some(FeedKind::Notifications);
+        if is_asked_for || options.notifications && options.kind.is_none() {
+            let mut link = place.open().await?;
+            match Notifications::begin(&mut link, is_asked_for).await? {
+                Ok(notifications) => {
+                    tracing::info!(at = %address, why = ?refused, "keyspace notifications");
+                    let types = [&[STREAM][..], &notifications.unseen_types].concat();
+                    let blind = Blind { types, unproven: notifications.unproven.clone() };
+                    let pushed = Pushed::Notifications(Box::new(notifications));
+                    let pushes = Pushes::new(link, pushed, &shared, receiver);
+                    let task = tokio::spawn(pushes.run());
+                    return Ok(feed(FeedKind::Notifications, task, Some(sender), blind));
+                }
+                Err(why) => refused.push(format!("notifications: {why}")),
+            }
+        }
+        let e = Error::unfit(side, address.to_string(), "attach a feed of changes", refused.join("; "));
+        Err(match options.kind {
+            None if options.notifications => e.with_remedy(Remedy::AllowAnyFeed),
+            None => {
+                e.with_remedy("give this user the permission for PSYNC and REPLCONF, or for CLIENT TRACKING")
+            }
+            Some(_) => e,
+        })
     }
 
     /// How it learns of changes.
@@ -179,11 +230,23 @@ impl Feed {
         &self.address
     }
 
-    /// True for a [`FeedKind::Tracking`] feed: it does not see `XGROUP`, `XREADGROUP`, `XACK`, `XCLAIM`,
-    /// `XAUTOCLAIM`, `XSETID` and `SWAPDB`, nor changes of functions. All streams have to be moved once more
-    /// under the pause.
+    /// True for a feed that is no replication link: it does not see `XGROUP`, `XREADGROUP`, `XACK`, `XCLAIM`,
+    /// `XAUTOCLAIM` and `XSETID`, nor changes of functions; and with tracking no `SWAPDB`. All streams have to
+    /// be moved once more under the pause.
     pub fn misses_consumer_groups(&self) -> bool {
-        self.kind == FeedKind::Tracking
+        !self.kind.is_replication()
+    }
+
+    /// Types of keys, as `TYPE` says them, that may change without the feed seeing it: all keys of them have
+    /// to be moved once more under the pause. None for a replication link.
+    pub fn unseen_types(&self) -> &[&'static str] {
+        &self.blind.types
+    }
+
+    /// What could not be checked of a feed that was asked for by its kind, each in words that go on after
+    /// "it could not be checked"; empty otherwise.
+    pub fn unproven(&self) -> &[String] {
+        &self.blind.unproven
     }
 
     /// What was touched.
@@ -191,12 +254,12 @@ impl Feed {
         self.shared.touched.clone()
     }
 
-    /// The replication offset up to which everything is in [`Feed::touched`]; 0 for a tracking feed.
+    /// The replication offset up to which everything is in [`Feed::touched`]; 0 where it is no replication link.
     pub fn offset(&self) -> u64 {
         self.progress.borrow().offset
     }
 
-    /// The point up to which everything is in [`Feed::touched`]; `None` for a tracking feed.
+    /// The point up to which everything is in [`Feed::touched`]; `None` where it is no replication link.
     pub fn history(&self) -> Option<History> {
         let progress = self.progress.borrow();
         let history =
@@ -205,8 +268,9 @@ impl Feed {
     }
 
     /// Waits until everything up to `offset` of the server (`master_repl_offset` of `INFO replication`) is in
-    /// [`Feed::touched`]; false where that takes longer than `timeout_ms`. A tracking feed knows no offsets:
-    /// there it waits until everything is recorded that the server did before this was called.
+    /// [`Feed::touched`]; false where that takes longer than `timeout_ms`. Only replication
+    /// links know offsets: others wait until everything is recorded that the server did before this was
+    /// called.
     ///
     /// # Errors
     /// `Unfit` where the feed has ended; [`Feed::failure`] has the reason.

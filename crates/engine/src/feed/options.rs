@@ -13,6 +13,15 @@ pub enum FeedKind {
     Filtered,
     /// Invalidations of client-side caching.
     Tracking,
+    /// Keyspace notifications.
+    Notifications,
+}
+
+impl FeedKind {
+    /// Whether it is a replication link: only those have offsets, and see everything.
+    pub fn is_replication(self) -> bool {
+        matches!(self, FeedKind::Partial | FeedKind::Filtered)
+    }
 }
 
 impl fmt::Display for FeedKind {
@@ -21,6 +30,7 @@ impl fmt::Display for FeedKind {
             FeedKind::Partial => "replication from the backlog",
             FeedKind::Filtered => "replication after an empty snapshot",
             FeedKind::Tracking => "tracking",
+            FeedKind::Notifications => "notifications",
         })
     }
 }
@@ -37,6 +47,9 @@ pub struct FeedOptions {
     pub resume_timeout_ms: u64,
     /// The only kind to try; all of them, the best first, where it is `None`.
     pub kind: Option<FeedKind>,
+    /// Whether a feed by keyspace notifications will do where no other is to be had and none was named. It
+    /// does not see some types of keys at all: see [`Feed::unseen_types`](super::Feed::unseen_types).
+    pub notifications: bool,
 }
 
 impl Default for FeedOptions {
@@ -46,6 +59,7 @@ impl Default for FeedOptions {
             attach_timeout_ms: 60_000,
             resume_timeout_ms: 15_000,
             kind: None,
+            notifications: false,
         }
     }
 }

@@ -11,6 +11,7 @@ use whimbrel_core::slot::SlotSet;
 
 use super::options::FeedOptions;
 use super::touched::Touched;
+use crate::error::Error;
 
 /// Why a feed ended. What was touched since is unknown: keys have to be read anew, with a new feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +32,11 @@ pub enum FeedFailure {
     },
     /// The server is no longer a primary.
     Demoted,
+    /// The server has stopped telling of some changes.
+    Muted {
+        /// Which it leaves out, and by what setting.
+        why: String,
+    },
     /// The link carried something that is not understood.
     Malformed {
         /// What it was.
@@ -51,8 +57,16 @@ impl fmt::Display for FeedFailure {
             }
             FeedFailure::Lost { cause } => write!(f, "the link broke and could not be resumed: {cause}"),
             FeedFailure::Demoted => f.write_str("the server is no longer a primary"),
+            FeedFailure::Muted { why } => write!(f, "the server no longer tells of every change: {why}"),
             FeedFailure::Malformed { cause } => write!(f, "the link carried something unexpected: {cause}"),
         }
+    }
+}
+
+impl From<Error> for FeedFailure {
+    /// Of a link that cannot be resumed.
+    fn from(e: Error) -> FeedFailure {
+        FeedFailure::Lost { cause: e.to_string() }
     }
 }
 
@@ -72,7 +86,7 @@ pub struct History {
 /// How far a feed has come.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// The history that the offset is of; empty for a tracking feed.
+    /// The history that the offset is of; empty where it is no replication link.
     pub(super) replid: String,
     /// The offset up to which everything is in the [`Touched`].
     pub(super) offset: u64,

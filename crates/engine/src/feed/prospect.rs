@@ -1,10 +1,12 @@
 //! Which feeds a server would give, found out without attaching one.
 
 use super::connector::Connector;
+use super::notifications::Notifications;
 use super::stream::{Offer, backlog, offer};
+use super::tracking::Tracking;
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
-use crate::error::{Result, ServerError};
+use crate::error::Result;
 use crate::rights::{self, Right};
 
 /// Why feeds cannot be had; `None` for those that can.
@@ -14,6 +16,8 @@ pub struct Prospect {
     pub replication: Option<String>,
     /// Invalidations of client-side caching.
     pub tracking: Option<String>,
+    /// Keyspace notifications that are known to report everything.
+    pub notifications: Option<String>,
 }
 
 /// Finds out which feeds the server at `address` would give. Nothing is attached, and the server does not
@@ -31,7 +35,7 @@ pub async fn prospect(deployment: &Deployment, address: &Address) -> Result<Pros
         Right::Refused(answer) => Some(answer),
         Right::Given | Right::Unknown => None,
     });
-    let mut found = Prospect { replication: refused.into_iter().next(), tracking: None };
+    let mut found = Prospect { replication: refused.into_iter().next(), ..Prospect::default() };
     let mut link = place.open().await?;
     if found.replication.is_none() {
         found.replication = match offer(&mut link).await? {
@@ -41,12 +45,8 @@ pub async fn prospect(deployment: &Deployment, address: &Address) -> Result<Pros
             Offer::Plain => Some("the server has no backlog to continue from".to_owned()),
         };
     }
-    for command in [&[&b"HELLO"[..], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON", b"BCAST"]] {
-        // On this connection alone, which ends here.
-        if let Some(e) = ServerError::of(&link.ask(command).await?) {
-            found.tracking = Some(e.text);
-            break;
-        }
-    }
+    // On connections of their own, which end here.
+    found.tracking = Tracking::begin(deployment, &mut place.open().await?).await?.err();
+    found.notifications = Notifications::begin(&mut place.open().await?, false).await?.err();
     Ok(found)
 }

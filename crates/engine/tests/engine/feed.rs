@@ -2,6 +2,7 @@
 //! links.
 
 mod commands;
+mod notifications;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -460,9 +461,9 @@ async fn a_restarted_or_demoted_server_is_a_failure(engine: Engine) {
 
 /// `CLIENT PAUSE` holds up writers and not the feed.
 async fn a_pause_does_not_hold_up_the_feed(engine: Engine) {
-    let server = Server::builder(engine).start().expect("a server");
+    let server = Server::builder(engine).arg("notify-keyspace-events", "AE").start().expect("a server");
     let mut con = server.connection();
-    for kind in [FeedKind::Partial, FeedKind::Filtered, FeedKind::Tracking] {
+    for kind in [FeedKind::Partial, FeedKind::Filtered, FeedKind::Tracking, FeedKind::Notifications] {
         let feed = attach(&server.url(), SlotSet::full(), of_kind(kind)).await;
         let mut writer = server.connection();
         let writer = std::thread::spawn(move || {

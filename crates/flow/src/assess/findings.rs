@@ -32,9 +32,11 @@ pub enum Finding {
         remedy: Option<Remedy>,
     },
     /// No feed is to be had: the source cannot be followed.
-    NoFeed { replication: Option<String>, tracking: Option<String> },
+    NoFeed { replication: Option<String>, tracking: Option<String>, notifications: Option<String> },
     /// The feed does not see everything: replication is not to be had.
     TrackingOnly { why: String, streams: u64 },
+    /// The feed does not see everything: neither replication nor tracking is to be had.
+    NotificationsOnly { why: String, streams: u64 },
     /// A fence of this kind cannot be put up.
     FenceRefused { way: WayKind, problem: String },
     /// No fence can be put up: somebody else has to stop the writers.
@@ -132,6 +134,7 @@ impl Finding {
             | Finding::TooLong { .. }
             | Finding::Outrun { .. } => Severity::Blocks,
             Finding::TrackingOnly { .. }
+            | Finding::NotificationsOnly { .. }
             | Finding::NoFence
             | Finding::Silent { .. }
             | Finding::OpenSlots { .. }

@@ -78,16 +78,15 @@ fn ways(facts: &Facts, findings: &mut Vec<Finding>) {
             _ => {}
         }
     }
-    let replication = problem(WayKind::FollowReplication);
-    match (replication, problem(WayKind::FollowTracking)) {
-        (replication @ Some(_), tracking @ Some(_)) => {
-            findings.push(Finding::NoFeed { replication, tracking });
+    let followed = [WayKind::FollowReplication, WayKind::FollowTracking, WayKind::FollowNotifications];
+    let streams = facts.sample.types.get("stream").map_or(0, |of| of.keys);
+    match followed.map(problem) {
+        [replication @ Some(_), tracking @ Some(_), notifications @ Some(_)] => {
+            findings.push(Finding::NoFeed { replication, tracking, notifications });
         }
-        (Some(why), None) => {
-            let streams = facts.sample.types.get("stream").map_or(0, |of| of.keys);
-            findings.push(Finding::TrackingOnly { why, streams });
-        }
-        (None, _) => {}
+        [Some(why), None, _] => findings.push(Finding::TrackingOnly { why, streams }),
+        [Some(_), Some(why), None] => findings.push(Finding::NotificationsOnly { why, streams }),
+        [None, ..] => {}
     }
 }
 

@@ -22,6 +22,8 @@ pub enum WayKind {
     FollowReplication,
     /// Follow the source by client-side caching.
     FollowTracking,
+    /// Follow the source by keyspace notifications.
+    FollowNotifications,
     /// Cut over: writers stay paused until they have found the target.
     CutoverPause,
     /// Cut over: users lose the right to write.
@@ -36,10 +38,11 @@ pub enum WayKind {
 
 impl WayKind {
     /// All of them, in the order in which they are shown.
-    pub const ALL: [WayKind; 8] = [
+    pub const ALL: [WayKind; 9] = [
         WayKind::Copy,
         WayKind::FollowReplication,
         WayKind::FollowTracking,
+        WayKind::FollowNotifications,
         WayKind::CutoverAcl,
         WayKind::CutoverReadonlyReplica,
         WayKind::CutoverPause,
@@ -54,7 +57,7 @@ impl WayKind {
 
     /// Whether it is one to follow the source.
     pub fn follows(self) -> bool {
-        matches!(self, WayKind::FollowReplication | WayKind::FollowTracking)
+        matches!(self, WayKind::FollowReplication | WayKind::FollowTracking | WayKind::FollowNotifications)
     }
 }
 
@@ -98,6 +101,7 @@ pub(super) async fn all(
             WayKind::Copy => copy(source, target, options, stop).await,
             WayKind::FollowReplication => follow(source, |found| found.replication).await,
             WayKind::FollowTracking => follow(source, |found| found.tracking).await,
+            WayKind::FollowNotifications => follow(source, |found| found.notifications).await,
             WayKind::CutoverPause => fence(source, FenceKind::Pause { limit_ms: 1 }).await,
             WayKind::CutoverAcl => fence(source, FenceKind::Acl).await,
             WayKind::CutoverReadonlyReplica => fence(source, FenceKind::ReadonlyReplica).await,

@@ -25,6 +25,9 @@ impl WayKind {
             WayKind::Copy => ("copy", "the right to read keys, and to write them to the target"),
             WayKind::FollowReplication => ("sync: replication", "the rights on REPLCONF and PSYNC"),
             WayKind::FollowTracking => ("sync: tracking", "the right on CLIENT TRACKING"),
+            WayKind::FollowNotifications => {
+                ("sync: notifications", "notify-keyspace-events AE there, and the right on PSUBSCRIBE")
+            }
             WayKind::CutoverAcl => {
                 ("cutover: acl", "another ACL user for writers, and the rights on CLIENT and ACL")
             }
@@ -62,13 +65,15 @@ fn of_ways(finding: &Finding) -> Option<Words> {
         Finding::CopyRefused { problem, remedy } => {
             with(format!("a copy is refused: {problem}"), remedy.clone())
         }
-        Finding::NoFeed { replication, tracking } => words(
+        Finding::NoFeed { replication, tracking, notifications } => words(
             format!(
-                "the source cannot be followed: replication: {}; tracking: {}",
+                "the source cannot be followed: replication: {}; tracking: {}; notifications: {}",
                 replication.as_deref().unwrap_or("permitted"),
-                tracking.as_deref().unwrap_or("permitted")
+                tracking.as_deref().unwrap_or("permitted"),
+                notifications.as_deref().unwrap_or("permitted")
             ),
-            "give this user REPLCONF and PSYNC, or CLIENT TRACKING; else copy while nobody writes",
+            "give this user REPLCONF and PSYNC, or CLIENT TRACKING, or have the server publish all keyspace \
+             notifications; else copy while nobody writes",
         ),
         Finding::TrackingOnly { why, streams } => {
             let streams = match streams {
@@ -79,6 +84,19 @@ fn of_ways(finding: &Finding) -> Option<Words> {
                 format!(
                     "the source can be followed by tracking only, which does not see consumer groups: \
                      {why}{streams}"
+                ),
+                Remedy::AllowReplicationOrNamePsync,
+            )
+        }
+        Finding::NotificationsOnly { why, streams } => {
+            let streams = match streams {
+                0 => String::new(),
+                n => format!("; the sample has {}", format_count_of(*n, "stream")),
+            };
+            with(
+                format!(
+                    "the source can be followed by keyspace notifications only, which do not see consumer \
+                     groups and keys of some modules: {why}{streams}"
                 ),
                 Remedy::AllowReplicationOrNamePsync,
             )

@@ -17,20 +17,21 @@ use super::syncer::Syncer;
 use crate::pipeline::Shared;
 use crate::retry::Backoff;
 
-/// How the changes of each primary of a source would be learnt of: feeds are attached, and dropped again.
+/// How the changes of each primary of a source would be learnt of, and what of them would not be seen, in
+/// words: feeds are attached, and dropped again.
 ///
 /// # Errors
-/// As [`Feed::attach`]; `Unfit` where only tracking can be had and that will not do.
+/// As [`Feed::attach`]; `Unfit` where no replication can be had and nothing else will do.
 pub async fn rehearse_feeds(
     source: &Deployment,
     options: FeedOptions,
     replication_only: bool,
-) -> Result<Vec<(Address, FeedKind)>> {
+) -> Result<Vec<(Address, FeedKind, Vec<String>)>> {
     let mut kinds = Vec::new();
     for shard in &source.topology().shards {
         let feed = Feed::attach(source, &shard.primary, SlotSet::full(), options).await?;
-        refuse_tracking(&feed, replication_only)?;
-        kinds.push((shard.primary.clone(), feed.kind()));
+        refuse_blind(&feed, replication_only)?;
+        kinds.push((shard.primary.clone(), feed.kind(), not_seen(&feed)));
     }
     Ok(kinds)
 }
@@ -68,7 +69,7 @@ impl Syncer {
                 }
             }
         }
-        let by_elements = sources.iter().filter(|source| source.feed.kind() != FeedKind::Tracking);
+        let by_elements = sources.iter().filter(|source| source.feed.kind().is_replication());
         self.shared.followed.begin(by_elements.map(|source| source.unit.shard_id.clone()).collect());
         self.sources = sources;
         self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
@@ -126,8 +127,8 @@ async fn try_attach(
     // A slot that comes to this primary later has been watched from the beginning.
     let slots = SlotSet::full();
     let at = shard.primary.to_string();
-    let wanted =
-        |position: &&Position| options.feed.kind != Some(FeedKind::Tracking) && position.address == at;
+    let is_replication = options.feed.kind.is_none_or(FeedKind::is_replication);
+    let wanted = |position: &&Position| is_replication && position.address == at;
     for position in known.iter().filter(wanted) {
         let attach = async |from| {
             Feed::attach_at(&shared.source, &shard.primary, slots.clone(), options.feed, from).await
@@ -140,19 +141,31 @@ async fn try_attach(
         }
     }
     let feed = Feed::attach(&shared.source, &shard.primary, slots, options.feed).await?;
-    refuse_tracking(&feed, options.replication_only)?;
-    if feed.kind() == FeedKind::Tracking {
-        shared.progress.notice(format!(
-            "{} is followed by tracking: changes of consumer groups and functions arrive with the cutover \
-                only",
-            shard.primary
-        ));
-    }
+    refuse_blind(&feed, options.replication_only)?;
+    not_seen(&feed).into_iter().for_each(|words| shared.progress.notice(words));
     Ok((feed, None))
 }
 
-fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
-    if !replication_only || feed.kind() != FeedKind::Tracking {
+/// What a feed does not see, and what could not be checked of it, in words.
+fn not_seen(feed: &Feed) -> Vec<String> {
+    let mut words = Vec::new();
+    if feed.misses_consumer_groups() {
+        // Streams stand for their consumer groups.
+        let types: Vec<&str> = feed.unseen_types().iter().copied().filter(|name| *name != "stream").collect();
+        let keys = match types[..] {
+            [] => "changes of consumer groups and functions".to_owned(),
+            _ => format!("changes of consumer groups, functions and keys of type {}", types.join(", ")),
+        };
+        let (at, kind) = (feed.address(), feed.kind());
+        words.push(format!("{at} is followed by {kind}: {keys} arrive with the cutover only"));
+    }
+    let unproven = feed.unproven().iter();
+    words.extend(unproven.map(|what| format!("{}: it could not be checked {what}", feed.address())));
+    words
+}
+
+fn refuse_blind(feed: &Feed, replication_only: bool) -> Result<()> {
+    if !replication_only || feed.kind().is_replication() {
         return Ok(());
     }
     let at = feed.address().to_string();

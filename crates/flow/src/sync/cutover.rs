@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::feed::{Feed, FeedKind, History};
+use whimbrel_engine::feed::{Feed, History};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::{FenceKind, Reached, Seal, WriterFence, check_rights};
@@ -84,9 +84,7 @@ impl Syncer {
         self.carry_unseen(&unseen).await?;
         let rehearsed = Instant::now();
         self.carry_unseen(&unseen).await?;
-        if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
-            self.streams_again().await?;
-        }
+        self.carry_unseen_types().await?;
         self.rounds().await?;
         // It is a rehearsal, and what was written meanwhile is known.
         let compared = self.compare(options.compare, &sample, Settle::none()).await?;
@@ -271,7 +269,7 @@ impl Syncer {
         let mut feeds = Vec::new();
         for shard in &target.topology().shards {
             let feed = Feed::attach(target, &shard.primary, SlotSet::full(), self.options.feed).await?;
-            if feed.kind() == FeedKind::Tracking {
+            if !feed.kind().is_replication() {
                 let what = format!("{} does not let us have a replication link", shard.primary);
                 return Err(refused(what).with_remedy(Remedy::AllowReplicationOrNoReverseSync));
             }
@@ -328,9 +326,7 @@ impl Syncer {
         if self.sources.len() != reached.len() {
             return Err(refused("a primary of the source is not followed"));
         }
-        if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
-            self.streams_again().await?;
-        }
+        self.carry_unseen_types().await?;
         self.carry_unseen(unseen).await?;
         while self.rounds().await? != Round::All {
             // Writers have been let go by then, and there may be no end to what they touch.

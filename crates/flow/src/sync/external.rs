@@ -8,7 +8,7 @@
 //! **Expiries** are touches too, and nobody's: the servers count them, as they do evictions, so they are
 //! taken off. That is possible only where everything is followed. Of a part, every touch counts.
 //!
-//! **Consumer groups** change unseen by a tracking feed. There the servers' own counters of calls are looked
+//! **Consumer groups** change unseen by a feed that is no replication link. There the servers' own counters of calls are looked
 //! at.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,8 +55,8 @@ const KEYS_MAX: usize = 5;
 /// Clients that wrote so long before the last write or later count as those who wrote last.
 const LAST: Duration = Duration::from_secs(2);
 
-/// Commands that a tracking feed sees nothing of.
-const UNSEEN: [&str; 13] = [
+/// Commands that a feed which is no replication link sees nothing of, or not everywhere.
+const UNSEEN: [&str; 43] = [
     "xgroup",
     "xreadgroup",
     "xack",
@@ -70,6 +70,36 @@ const UNSEEN: [&str; 13] = [
     "function|delete",
     "function|flush",
     "function|restore",
+    "vadd",
+    "vrem",
+    "vsetattr",
+    "bf.add",
+    "bf.madd",
+    "bf.insert",
+    "bf.load",
+    "bf.loadchunk",
+    "bf.reserve",
+    "cf.add",
+    "cf.addnx",
+    "cf.compact",
+    "cf.del",
+    "cf.insert",
+    "cf.insertnx",
+    "cf.loadchunk",
+    "cf.reserve",
+    "cms.incrby",
+    "cms.initbydim",
+    "cms.initbyprob",
+    "cms.merge",
+    "ft.sugadd",
+    "ft.sugdel",
+    "tdigest.add",
+    "tdigest.create",
+    "tdigest.merge",
+    "tdigest.reset",
+    "topk.add",
+    "topk.incrby",
+    "topk.reserve",
 ];
 
 /// Bounds of the wait for a source that nobody writes to.
@@ -108,7 +138,7 @@ pub(super) struct Watch {
     keys: Vec<String>,
     named: Option<Instant>,
     waited: Duration,
-    /// A tracking feed whose server does not count calls.
+    /// A feed that is no replication link, and whose server does not count calls.
     is_blind: bool,
     /// Somebody has written between the last two looks: it is no expiry, and nothing that came late.
     is_certain: bool,
@@ -301,9 +331,7 @@ impl Syncer {
             report.external = Some(watch.report(restarts));
             self.status.external(Some(watch.shown(ExternalStage::Comparing, quiet)));
             let before = self.transferred();
-            if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
-                self.streams_again().await?;
-            }
+            self.carry_unseen_types().await?;
             self.carry_unseen(unseen).await?;
             self.drain().await?;
             let functions = self.sources.iter().any(|source| source.feed.touched().take_functions_changed());

@@ -19,7 +19,7 @@ pub struct SyncOptions {
     pub copy: CopyOptions,
     /// How changes are learnt of.
     pub feed: FeedOptions,
-    /// A tracking feed will not do.
+    /// Only a replication link will do.
     pub replication_only: bool,
     /// The target held keys before: those that the source does not have are removed after the snapshot.
     pub sweep_first: bool,

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Error, ErrorKind, Side};
-use whimbrel_engine::feed::{Feed, FeedKind};
+use whimbrel_engine::feed::Feed;
 use whimbrel_engine::seal::WritingClient;
 
 use super::asked::NOTHING_CHANGED;
@@ -115,7 +115,7 @@ impl SourceView {
             address,
             feed: self.feed.kind().to_string(),
             offset,
-            lag_bytes: (is_known && self.feed.kind() != FeedKind::Tracking)
+            lag_bytes: (is_known && self.feed.kind().is_replication())
                 .then(|| self.server_offset.load(Ordering::Relaxed).saturating_sub(offset)),
             lag_ms: is_known.then(|| {
                 behind_since.map_or(0, |since| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX))
@@ -137,7 +137,7 @@ pub struct SourceShown {
     pub address: String,
     /// How changes are learnt of.
     pub feed: String,
-    /// The replication offset up to which changes are known; 0 for a tracking feed.
+    /// The replication offset up to which changes are known; 0 where it is no replication link.
     pub offset: u64,
     /// How far the server was ahead of that when it was last asked, about once a second. `None` where that is
     /// not known, since it is silent or there is no link; and with a tracking feed, which has no offsets.

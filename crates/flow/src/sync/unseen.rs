@@ -6,7 +6,6 @@
 
 use bytes::Bytes;
 use whimbrel_engine::error::Result;
-use whimbrel_engine::feed::FeedKind;
 use whimbrel_wire::value::Value;
 
 use super::source::Source;
@@ -74,17 +73,21 @@ impl Syncer {
         Ok(())
     }
 
-    /// The feed does not see changes of consumer groups: all streams are transferred once more.
-    pub(super) async fn streams_again(&mut self) -> Result<()> {
+    /// Keys of types that the feed may not have seen changes of are transferred once more: streams, for their
+    /// consumer groups, where it is no replication link.
+    pub(super) async fn carry_unseen_types(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         for source in &mut self.sources {
+            let feed = source.feed.clone();
             for pair in &shared.options.dbs {
-                let mut scan = scan(source, pair.source, "stream");
-                while let Some(page) = scan.next().await? {
-                    let mut keys = page.keys;
-                    keys.retain(|key| shared.options.selection.admits(key));
-                    if !keys.is_empty() {
-                        source.transfer(pair.source, keys).await?;
+                for type_name in feed.unseen_types() {
+                    let mut scan = scan(source, pair.source, type_name);
+                    while let Some(page) = scan.next().await? {
+                        let mut keys = page.keys;
+                        keys.retain(|key| shared.options.selection.admits(key));
+                        if !keys.is_empty() {
+                            source.transfer(pair.source, keys).await?;
+                        }
                     }
                 }
             }
@@ -102,11 +105,12 @@ fn scan(source: &Source, db: u32, type_name: &str) -> KeyScan {
     KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None)
 }
 
-/// The vector sets of a primary, where it has such, and its feed does not see all of their changes.
+/// The vector sets of a primary, where it has such, and its feed is one by replication. Tracking sees all of
+/// their changes, and notifications none: they are one of its unseen types.
 async fn vectors_of(source: &Source) -> Result<Found> {
     let shared = &source.shared;
     let mut vectors = Found::new();
-    if source.feed.kind() == FeedKind::Tracking {
+    if !source.feed.kind().is_replication() {
         return Ok(vectors);
     }
     let mut link = shared.source.open(source.feed.address(), 0).await?;

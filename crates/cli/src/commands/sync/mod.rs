@@ -235,7 +235,12 @@ fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> 
 fn feed_options(args: &SyncArgs) -> FeedOptions {
     FeedOptions {
         limits: TouchedLimits { bytes_max: args.feed_memory, elements_max: ELEMENTS_MAX },
-        kind: (args.feed == FeedChoice::Tracking).then_some(FeedKind::Tracking),
+        kind: match args.feed {
+            FeedChoice::Auto | FeedChoice::Replication => None,
+            FeedChoice::Tracking => Some(FeedKind::Tracking),
+            FeedChoice::Notifications => Some(FeedKind::Notifications),
+        },
+        notifications: true,
         ..FeedOptions::default()
     }
 }
@@ -244,11 +249,14 @@ fn feed_options(args: &SyncArgs) -> FeedOptions {
 async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken) -> Result<Exit> {
     let feeds = sync::rehearse_feeds(source, feed_options(args), args.feed == FeedChoice::Replication);
     let Some(feeds) = stop.run_until_cancelled(feeds).await else { return Ok(Exit::Stopped) };
-    for (address, kind) in feeds? {
+    for (address, kind, not_seen) in feeds? {
         if args.show.json {
-            out!("{}", json!({"event": "feed", "primary": address.to_string(), "feed": kind.to_string()}));
+            let primary = address.to_string();
+            let feed = kind.to_string();
+            out!("{}", json!({"event": "feed", "primary": primary, "feed": feed, "not_seen": not_seen}));
         } else if !args.show.quiet {
             eprintln!("feed     {address}: {kind}");
+            not_seen.iter().for_each(|words| eprintln!("note     {words}"));
         }
     }
     if !args.show.json && !args.show.quiet {

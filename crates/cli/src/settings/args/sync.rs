@@ -13,12 +13,15 @@ use whimbrel_core::schedule::{When, Window, parse_time};
 /// How whimbrel follows changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FeedChoice {
-    /// A replication link where one can be had, else tracking
+    /// A replication link where one can be had, else tracking, else notifications
     Auto,
     /// A replication link, or nothing
     Replication,
     /// Invalidations of client-side caching, which do not report changes to consumer groups
     Tracking,
+    /// Keyspace notifications, also where nobody can check that the server publishes all of them
+    /// (notify-keyspace-events AE)
+    Notifications,
 }
 
 /// `whimbrel sync`.

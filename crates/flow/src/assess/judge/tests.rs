@@ -76,8 +76,20 @@ fn a_source_that_cannot_be_followed() {
         |facts| {
             closed(facts, WayKind::FollowReplication, "a");
             closed(facts, WayKind::FollowTracking, "b");
+            closed(facts, WayKind::FollowNotifications, "c");
         },
-        &Finding::NoFeed { replication: Some("a".to_owned()), tracking: Some("b".to_owned()) },
+        &Finding::NoFeed {
+            replication: Some("a".to_owned()),
+            tracking: Some("b".to_owned()),
+            notifications: Some("c".to_owned()),
+        },
+    );
+    finds(
+        |facts| {
+            closed(facts, WayKind::FollowReplication, "a");
+            closed(facts, WayKind::FollowTracking, "b");
+        },
+        &Finding::NotificationsOnly { why: "b".to_owned(), streams: 0 },
     );
     finds(
         |facts| {
