@@ -329,7 +329,9 @@ pub async fn steered(
 ) -> Result<serde_json::Value> {
     let Wanted { verb, done } = Wanted::of(&request);
     let answer = ask(store, id, request, verb).await?;
-    store.note_asked(id, done, on_behalf);
+    // A front has no rates.
+    let rates = serde_json::from_value(answer.clone()).unwrap_or_default();
+    store.note_asked(id, done, on_behalf, rates);
     Ok(answer)
 }
 

@@ -492,12 +492,12 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     let set = jobs(state, &["set", name, "rate-keys=none", "max-pause=777ms", "lanes=64"]).expect_code(0);
     assert!(set.stdout.contains("lanes: 64, writes paused for at most 777 ms; paused"), "{}", set.stdout);
     let written_down = || {
-        let record = std::fs::read_to_string(format!("{state}/jobs/{name}.job")).expect("the job's record");
-        record.contains("\"max_pause_ms\":777")
+        let record = std::fs::read(format!("{state}/jobs/{name}.job")).expect("the job's record");
+        String::from_utf8_lossy(&record).contains("\"max_pause_ms\":777")
     };
     wait_until("it is written down, although the job is paused", written_down);
     let events = jobs(state, &["events", name]).expect_code(0).stdout;
-    assert!(events.contains("set by "), "{events}");
+    assert!(events.contains("set by ") && events.contains(": lanes: 64, writes paused"), "{events}");
     std::thread::sleep(Duration::from_millis(1_500));
     let job = listed(state).remove(0);
     assert_eq!((&job["phase"], &job["paused"]), (&"snapshotting".into(), &true.into()), "{job:#}");
@@ -678,7 +678,7 @@ fn what_happened_to_a_job_is_kept_and_handed_on() {
     let mut following = Invocation::new(&following).timeout(PATIENCE).spawn();
     assert!(following.wait_for_text("begun by", PATIENCE), "{}", following.stderr());
     place.jobs(&["pause", name]).expect_code(0);
-    assert!(following.wait_for_text("paused", PATIENCE), "{}", following.stdout());
+    assert!(following.wait_for_text("a second; paused", PATIENCE), "{}", following.stdout());
     place.jobs(&["set", name, "rate-keys=none"]).expect_code(0);
     place.jobs(&["resume", name]).expect_code(0);
     running.wait(PATIENCE).expect("it ends").expect_code(0);

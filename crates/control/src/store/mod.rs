@@ -28,6 +28,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
+use whimbrel_flow::budget::RatesNow;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
 
 pub use self::status::{BEGUN_BY, CUT_OVER, Entry, FAILED, FOLLOWING, Kind, Origin, Status, on_behalf_of};
@@ -258,9 +259,9 @@ impl Store {
     }
 
     /// Notes that somebody has had a job `done`. Nothing depends on it, so a failure is no error.
-    pub(crate) fn note_asked(&self, id: &str, done: &str, on_behalf: Option<&str>) {
+    pub(crate) fn note_asked(&self, id: &str, done: &str, on_behalf: Option<&str>, rates: RatesNow) {
         let by = on_behalf.map_or_else(status::begun_by, on_behalf_of);
-        self.note(id, What::Asked { done: done.to_owned(), by });
+        self.note(id, What::Asked { done: done.to_owned(), by, rates });
     }
 
     /// Notes that something has happened to a job. Nothing depends on it, so a failure is no error.

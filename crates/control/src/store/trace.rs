@@ -71,6 +71,8 @@ pub enum What {
         done: String,
         /// Who.
         by: String,
+        /// How its rates were then.
+        rates: RatesNow,
     },
     /// A hook was run, or should have been: see [`crate::hooks`].
     Hook {
@@ -109,7 +111,8 @@ impl fmt::Display for What {
             What::Message { message } => f.write_str(message),
             What::Progress { percent } => write!(f, "{percent} % of its keys"),
             What::Steered { rates } => write!(f, "{rates}"),
-            What::Asked { done, by } => write!(f, "{done} by {by}"),
+            What::Asked { done, by, rates } if done == "set" => write!(f, "{done} by {by}: {rates}"),
+            What::Asked { done, by, .. } => write!(f, "{done} by {by}"),
             What::Hook { hook, end, output } => {
                 write!(f, "the hook of {hook} {end}")?;
                 output.lines().try_for_each(|line| write!(f, "\n    {line}"))
