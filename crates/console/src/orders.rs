@@ -33,8 +33,8 @@ const CUTOVER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 const NUMBER_MAX: u64 = (1 << 53) - 1;
 
 /// How limits are written that are no numbers.
-const LIMITS: &str = "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00, lanes as 8 or \"2:8\", max_pause_ms \
-     as a number from 1 to 60000; null for no bound of the others";
+const LIMITS: &str = "write max_lag as 64MiB or 5s, max_load as 60%, between as 01:00-05:00, lanes as 8 or \
+     \"2:8\", max_pause_ms as a number from 1 to 60000; null for no bound of the others";
 
 /// How the time of a cutover is written.
 const LATER: &str = "write at as 2026-11-26T02:00Z, between as 01:00-05:00";

@@ -1,10 +1,19 @@
-//! Nodes, findings and repairs as programs read them: JSON.
+//! Nodes, findings, repairs and times as programs read them: JSON.
 
 use serde_json::{Value, json};
 use whimbrel_core::repair::plan::{Action, Change, Fate};
+use whimbrel_core::schedule::Window;
 use whimbrel_engine::nodes::{Finding, NodeName, Opinion, Survey};
 
+use crate::clock::now_s;
 use crate::repair::told::Told;
+
+/// At which times of the day keys move, for programs, and the moment at which they begin next where they are
+/// closed.
+pub fn times(between: Option<Window>) -> Value {
+    let until_s = between.filter(|window| !window.contains(now_s())).map(|w| w.begins_after(now_s()));
+    json!({"between": between, "paused_until_s": until_s})
+}
 
 /// A node.
 pub fn node(node: &NodeName) -> Value {

@@ -19,7 +19,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::native::NativePhase;
-use whimbrel_flow::budget::Rates;
+use whimbrel_flow::budget::{Rates, RatesNow};
 use whimbrel_flow::latency::{self, Watched, Written};
 
 use crate::clock::now_s;
@@ -316,23 +316,18 @@ impl Wanted {
     }
 }
 
-/// [`ask`]s a job to move its keys faster or slower, or not at all. Who did is an event of the job: this process's
-/// user, and on whose behalf, where that is told.
+/// [`ask`]s a job to move its keys faster or slower, or not at all. Who did is an event of the job: this
+/// process's user, and on whose behalf, where that is told.
 ///
 /// # Errors
 /// As [`ask`].
-pub async fn steered(
-    store: &Store,
-    id: &str,
-    request: Request,
-    on_behalf: Option<&str>,
-) -> Result<serde_json::Value> {
+pub async fn steered(store: &Store, id: &str, request: Request, on_behalf: Option<&str>) -> Result<RatesNow> {
     let Wanted { verb, done } = Wanted::of(&request);
     let answer = ask(store, id, request, verb).await?;
     // A front has no rates.
-    let rates = serde_json::from_value(answer.clone()).unwrap_or_default();
+    let rates: RatesNow = serde_json::from_value(answer).unwrap_or_default();
     store.note_asked(id, done, on_behalf, rates);
-    Ok(answer)
+    Ok(rates)
 }
 
 /// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name is `wanted`,

@@ -58,10 +58,16 @@ impl Running {
         let counts = &card.status.counts;
         let phase = serde_json::to_value(card.status.phase).unwrap_or_default();
         let keys = counts.keys_total;
-        let is_snapshot = matches!(card.status.phase, SyncPhase::Attaching | SyncPhase::Snapshotting);
+        let transferred = counts.written.min(keys);
+        let keys_moved = match card.status.phase {
+            SyncPhase::Attaching | SyncPhase::Snapshotting => transferred,
+            // It may have ended before anything was transferred.
+            SyncPhase::Stopped => transferred.max(begun_with.keys_moved.min(keys)),
+            _ => keys,
+        };
         let job = Status {
             keys,
-            keys_moved: if is_snapshot { counts.written.min(keys) } else { keys },
+            keys_moved,
             phase: phase.as_str().unwrap_or_default().to_owned(),
             message: trouble(&card.status),
             ..begun_with.clone()

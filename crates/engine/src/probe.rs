@@ -81,8 +81,8 @@ impl Info {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// How often a command was called (its name in lower case), with all its subcommands unless one is named after a bar, from the
-    /// `commandstats` section.
+    /// How often a command was called (its name in lower case), with all its subcommands unless one is named
+    /// after a bar, from the `commandstats` section.
     pub fn calls(&self, command: &str) -> u64 {
         let calls = |(name, value): (&String, &String)| {
             // Modules choose the case of their commands.

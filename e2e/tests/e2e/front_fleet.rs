@@ -478,9 +478,9 @@ fn the_check_of_lists_finds_what_is_wrong() {
     assert!(check_list(&doubled, &[]).is_err());
 }
 
-/// A fleet of two versions: three coordinators on etcd and three members are upgraded one by one, while clients
-/// of both kinds write and read. `WHIMBREL_OLD_BIN` is the older binary; without it the processes are run again
-/// with the one that they had.
+/// A fleet of two versions: three coordinators on etcd and three members are upgraded one by one, while
+/// clients of both kinds write and read. `WHIMBREL_OLD_BIN` is the older binary; without it the processes are
+/// run again with the one that they had.
 #[test]
 fn a_fleet_is_upgraded_one_process_at_a_time() {
     let older = std::env::var_os("WHIMBREL_OLD_BIN").map_or_else(|| whimbrel().to_owned(), PathBuf::from);

@@ -34,6 +34,10 @@ use crate::report::aligned;
 /// Members and partitions of the original experiment, and one beyond it.
 const SIZES: [(u32, u32); 4] = [(5, 1_999), (5, 10_000), (10, 10_000), (20, 100_000)];
 
+/// What only the experiment with entries has.
+const OF_ENTRIES: [&str; 7] =
+    ["mode", "entries", "entry_bytes", "moves_per_member", "percentiles", "hdr", "svg"];
+
 /// `./dev bench partitions`.
 #[derive(Debug, Args)]
 pub struct BenchPartitionsArgs {
@@ -67,7 +71,7 @@ pub struct BenchPartitionsArgs {
 
     /// Measure the real program, `whimbrel serve --fleet` and `whimbrel front --join`, in the place of the
     /// machines of the fleet with entries
-    #[arg(long, conflicts_with_all = ["mode", "entries", "entry_bytes", "moves_per_member", "percentiles", "hdr", "svg"])]
+    #[arg(long, conflicts_with_all = OF_ENTRIES)]
     pub fronts: bool,
 
     /// Print the percentiles of each run, in the format of HdrHistogram

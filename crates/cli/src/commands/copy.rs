@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::again;
+use whimbrel_control::described::times;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
@@ -256,7 +257,7 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
         out!(
             "{}",
             json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
-                "plan": plan, "times": display::times_json(args.limits.between)})
+                "plan": plan, "times": times(args.limits.between)})
         );
         return;
     }

@@ -194,7 +194,7 @@ fn lines(progress: Arc<VerifyProgress>, rates: Rates, check_extra: bool) -> impl
         let (done, all) = standing::looked(p);
         let before = *before.get_or_insert(done);
         let left_ms = left_ms((done - before, all.saturating_sub(before)), seconds);
-        let left_ms = display::left_at(&rates, left_ms);
+        let left_ms = rates.left_ms(left_ms);
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let some = |n: u64, name: &str| match n {
             0 => String::new(),

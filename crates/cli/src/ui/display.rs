@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use whimbrel_control::clock::now_s;
 use whimbrel_core::schedule::Window;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
@@ -22,17 +22,6 @@ pub fn show_times(between: Option<Window>) {
     if let Some(window) = between {
         eprintln!("times    {}", window.in_words(now_s()));
     }
-}
-
-/// The same for programs: the times, and the moment at which they begin next where they are closed.
-pub fn times_json(between: Option<Window>) -> Value {
-    let until_s = between.filter(|window| !window.contains(now_s())).map(|w| w.begins_after(now_s()));
-    json!({"between": between, "paused_until_s": until_s})
-}
-
-/// How long it takes; nobody knows while no keys move.
-pub fn left_at(rates: &Rates, left_ms: Option<u64>) -> Option<u64> {
-    left_ms.filter(|_| !rates.now().is_paused())
 }
 
 /// What is shown of a job that somebody has paused, or that its servers slow down.
@@ -64,7 +53,7 @@ pub fn of_copy(
             "bytes_per_second": speed.bytes as u64, "memory_budget_bytes": memory, "counts": counts,
             "disk_full_ms": progress.disk.full_ms(), "rates": rates.now(),
         });
-        let left = left_at(&rates, left_ms(&counts, &speed, total));
+        let left = rates.left_ms(left_ms(&counts, &speed, total));
         let mut details = copy_details(&counts, &speed, total, left);
         let stops: Vec<String> = disk.into_iter().chain(paused(&rates)).collect();
         details.extend(stops.iter().map(|words| cell(0, words.clone())));

@@ -24,8 +24,8 @@ use crate::store::{Status, Store, What};
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// Why another pause is not allowed.
-pub(super) const NO_ORDER: &str = "max-pause can be changed of a move of slots by whimbrel's own method, and of \
-     a cutover that was ordered for later; nothing was changed";
+pub(super) const NO_ORDER: &str = "max-pause can be changed of a move of slots by whimbrel's own method, \
+     and of a cutover that was ordered for later; nothing was changed";
 
 /// How long after a cutover that did not come about it is tried again.
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -104,8 +104,8 @@ impl Schedule {
         Ok(stood)
     }
 
-    /// Allows another pause than was ordered, once that is written down. A cutover that is being tried goes on
-    /// as it was begun; one that waits to be tried again does not wait longer.
+    /// Allows another pause than was ordered, once that is written down. A cutover that is being tried goes
+    /// on as it was begun; one that waits to be tried again does not wait longer.
     ///
     /// # Errors
     /// Where nothing is ordered, or it cannot be written down.

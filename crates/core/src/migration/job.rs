@@ -283,8 +283,8 @@ impl Job {
         &self.rules
     }
 
-    /// Changes how long writers may be held at once. Not from a pause on until it has ended: what is under way
-    /// goes by what it began with.
+    /// Changes how long writers may be held at once. Not from a pause on until it has ended: what is under
+    /// way goes by what it began with.
     pub fn allow_pause(&mut self, max_pause_ms: u64) {
         self.rules.max_pause_ms = max_pause_ms;
     }

@@ -21,6 +21,7 @@
 //! it for a copy of the data. A server that is shut down in order therefore waits for it, up to
 //! `shutdown-timeout`.
 
+mod asking;
 mod command;
 mod connector;
 mod limits;
@@ -230,9 +231,9 @@ impl Feed {
         &self.address
     }
 
-    /// True for a feed that is no replication link: it does not see `XGROUP`, `XREADGROUP`, `XACK`, `XCLAIM`,
-    /// `XAUTOCLAIM` and `XSETID`, nor changes of functions; and with tracking no `SWAPDB`. All streams have to
-    /// be moved once more under the pause.
+    /// True for a feed that is no replication link: it does not see `XGROUP`, `XREADGROUP`, `XACK`,
+    /// `XCLAIM`, `XAUTOCLAIM` and `XSETID`, nor changes of functions; and with tracking no `SWAPDB`. All
+    /// streams have to be moved once more under the pause.
     pub fn misses_consumer_groups(&self) -> bool {
         !self.kind.is_replication()
     }
@@ -254,7 +255,8 @@ impl Feed {
         self.shared.touched.clone()
     }
 
-    /// The replication offset up to which everything is in [`Feed::touched`]; 0 where it is no replication link.
+    /// The replication offset up to which everything is in [`Feed::touched`]; 0 where it is no replication
+    /// link.
     pub fn offset(&self) -> u64 {
         self.progress.borrow().offset
     }

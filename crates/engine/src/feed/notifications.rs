@@ -7,8 +7,8 @@
 //!   when the feed is attached and again with every sign of life: where somebody turns it off, the feed ends.
 //!   It may be turned off and on again within that second: where settings were changed, nothing is certain.
 //!   Servers before 7.0 do not tell.
-//! - **Databases that are emptied or exchanged**, and a server that becomes another's replica for a while. The
-//!   server counts the calls of the commands that do it, so these are looked at as often, and before each
+//! - **Databases that are emptied or exchanged**, and a server that becomes another's replica for a while.
+//!   The server counts the calls of the commands that do it, so these are looked at as often, and before each
 //!   barrier is answered. Where a count has become smaller, the counts were reset, and nothing is certain.
 //! - **Consumer groups, and functions**, much as with tracking.
 //! - **Keys of some modules**: vector sets, everything of the module `bf`, and suggestions of `search`. The
@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 
 use whimbrel_wire::value::Value;
 
+use super::asking::ask_for_pushes;
 use super::progress::FeedFailure;
-use super::pushes::ask_for_pushes;
 use super::touched::TouchedSet;
 use crate::error::{Result, ServerError};
 use crate::link::Link;
@@ -154,10 +154,11 @@ impl Notifications {
         set: &mut TouchedSet,
     ) -> Result<(), FeedFailure> {
         match (question, reply.as_bytes()) {
-            (Question::Role, Some(text)) => match Info::parse(text).field("role") {
-                Some("slave" | "replica") => return Err(FeedFailure::Demoted),
-                _ => {}
-            },
+            (Question::Role, Some(text)) => {
+                if let Some("slave" | "replica") = Info::parse(text).field("role") {
+                    return Err(FeedFailure::Demoted);
+                }
+            }
             (Question::Calls, Some(text)) => {
                 let calls = Calls::parse(text);
                 if calls.may_have_swept(&self.calls) {

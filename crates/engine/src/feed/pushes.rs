@@ -58,17 +58,6 @@ pub(super) struct Pushes {
     heard: Instant,
 }
 
-/// Asks for pushes by this command, or says why it will not do.
-pub(super) async fn ask_for_pushes(link: &mut Link, command: &[&[u8]]) -> Result<Result<(), String>> {
-    for command in [&[b"HELLO".as_slice(), b"3"], command] {
-        if let Some(e) = ServerError::of(&link.ask(command).await?) {
-            let name = String::from_utf8_lossy(&command.join(&b' ')).into_owned();
-            return Ok(Err(format!("{name} is refused: {}", e.text)));
-        }
-    }
-    Ok(Ok(()))
-}
-
 impl Pushes {
     /// A feed of what is pushed on `link`, which has been asked for.
     pub(super) fn new(

@@ -5,7 +5,7 @@
 
 use whimbrel_wire::value::Value;
 
-use super::pushes::ask_for_pushes;
+use super::asking::ask_for_pushes;
 use super::stream::starting_db;
 use super::touched::TouchedSet;
 use crate::deployment::Deployment;

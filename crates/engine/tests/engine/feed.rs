@@ -544,6 +544,7 @@ async fn without_permission_for_psync(engine: Engine) {
         .user_acl("noreplconf on >pw ~* &* +@all -replconf")
         .user_acl("noinfo on >pw ~* &* +@all -info -config -command -client|setname")
         .user_acl("neither on >pw ~* &* +@all -psync -client|tracking")
+        .user_acl("silent on >pw ~* &* +@all -psync -ping")
         .start()
         .expect("a server");
     let mut con = server.connection();
@@ -561,6 +562,11 @@ async fn without_permission_for_psync(engine: Engine) {
     assert!(error.contains("CLIENT TRACKING") && error.contains("PSYNC"), "{error}");
     let forced = Feed::attach(&deployment, &address, SlotSet::full(), of_kind(FeedKind::Partial)).await;
     assert!(forced.is_err());
+    // It could give no signs of life, and its feed would be lost again and again.
+    let deployment = self::deployment(&url("silent")).await;
+    let error = Feed::attach(&deployment, &address, SlotSet::full(), FeedOptions::default()).await;
+    let error = error.expect_err("nothing is permitted").to_string();
+    assert!(error.contains("PING is refused"), "{error}");
 }
 
 /// A bound on memory costs detail, and no touch.

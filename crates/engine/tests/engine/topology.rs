@@ -60,8 +60,8 @@ fn shards(reply: Value) -> Vec<(Value, Vec<Fields>)> {
     shards
 }
 
-/// The lines about nodes, without the times of pings, in the order of ids. Links to nodes that are not there come
-/// and go: without them.
+/// The lines about nodes, without the times of pings, in the order of ids. Links to nodes that are not there
+/// come and go: without them.
 fn lines(reply: &Value, are_there: bool) -> Vec<String> {
     let text = reply.as_str().expect("text");
     let mut lines: Vec<String> = text

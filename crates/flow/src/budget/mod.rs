@@ -18,9 +18,9 @@ use crate::lane_counts::LaneCounts;
 use crate::load::MaxLoad;
 use crate::memory::MemoryBudget;
 
-/// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second. Who waits takes
-/// nothing before its turn, so a change of the rate counts for those that wait already, and lets nobody through
-/// who would not be through without it.
+/// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second. Who waits
+/// takes nothing before its turn. So a change of the rate counts for those that wait already, and lets nobody
+/// through who would wait without it.
 #[derive(Debug)]
 struct Bucket {
     per_second: Option<f64>,
@@ -402,6 +402,11 @@ impl Rates {
         slowed.strain = strain;
     }
 
+    /// How long a job takes that would take `left_ms`; nobody knows while no keys move.
+    pub fn left_ms(&self, left_ms: Option<u64>) -> Option<u64> {
+        left_ms.filter(|_| !self.now().is_paused())
+    }
+
     /// How far slow servers hold the job back, in words; `None` where they do not.
     pub fn slowed_in_words(&self) -> Option<String> {
         let slowed = self.0.slowed.lock();
@@ -424,8 +429,8 @@ impl Rates {
     async fn take(&self, bucket: &Mutex<Bucket>, amount: u64) {
         let mut changes = self.0.pause.subscribe();
         loop {
-            // Before the bucket is looked at: a change after that is not missed. Fails only once the sender is
-            // gone, which `self` keeps.
+            // Before the bucket is looked at: a change after that is not missed. Fails only once the sender
+            // is gone, which `self` keeps.
             let _ = changes.wait_for(|pause| !pause.is_on()).await;
             if self.is_lifted() {
                 return bucket.lock().take_anyway(amount, Instant::now());

@@ -306,12 +306,18 @@ pub(crate) async fn check_reading(source: &Deployment, dbs: impl Iterator<Item =
     ];
     let clock = Clock::of_server(source.capabilities.pexpiretime);
     expiry::question(clock, PROBE_KEY, &mut |command| commands.push(command.to_vec()));
+    if source.capabilities.hash_field_ttl {
+        commands.push(FIELD_TIMES.to_vec());
+    }
     check_everywhere(source, dbs, &commands).await
 }
 
 /// Why a source has to tell what it is, and what to do.
 pub(crate) const SYNC_ASKS_MORE: &str = "a sync asks for more than keys";
 pub(crate) const GIVE_INFO: &str = "give it +info and what else a sync needs, or name another user";
+
+/// Asks when a field of a hash expires.
+const FIELD_TIMES: [&[u8]; 5] = [b"HPEXPIRETIME", PROBE_KEY, b"FIELDS", b"1", b"f"];
 
 /// Enumerates keys, of which hardly any.
 const SCAN: [&[u8]; 4] = [b"SCAN", b"0", b"COUNT", b"1"];
@@ -413,9 +419,14 @@ async fn check_target(source: &Deployment, target: &Deployment, options: &CopyOp
     for shard in &topology.shards {
         let key = probe_key(&topology, shard);
         let set = set(&key);
+        let field_times: [&[u8]; 5] = [b"HPEXPIRETIME", &key, b"FIELDS", b"1", b"f"];
         let mut needed: Vec<&[&[u8]]> = vec![&[b"INFO", b"server"], &set];
         if !(source.capabilities.get && source.capabilities.reads_pieces()) {
             needed.push(&restore);
+        }
+        let compares_fields = source.capabilities.hash_field_ttl && target.capabilities.hash_field_ttl;
+        if options.mirror && compares_fields {
+            needed.push(&field_times);
         }
         for db in &options.dbs {
             let mut link = target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;

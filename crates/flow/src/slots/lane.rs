@@ -107,6 +107,18 @@ impl Lane {
         Ok(Lane { shared: shared.clone(), source, target })
     }
 
+    /// One more. A node that takes no more connections says so with the first answer.
+    pub(super) async fn open_another(shared: &Arc<Shared>) -> Result<Lane> {
+        let mut lane = Lane::open(shared).await?;
+        for link in [&mut lane.source, &mut lane.target] {
+            let answer = link.ask(&[b"PING"]).await?;
+            if let Some(refusal) = ServerError::of(&answer) {
+                return Err(link.server_error(refusal, b"PING"));
+            }
+        }
+        Ok(lane)
+    }
+
     /// Does it. After an error the lane is out of step with its servers and must be dropped.
     pub(super) async fn run(&mut self, work: Work) -> Result<()> {
         match work {

@@ -95,10 +95,18 @@ pub enum Level {
 /// Two connections to each of both sides, source first.
 type Pairs = ((Link, Link), (Link, Link));
 
+/// How many lanes there are where a node takes fewer than were asked for.
+#[derive(Debug, Clone, Copy)]
+struct FewerLanes {
+    asked: usize,
+    lanes: usize,
+}
+
 /// Moves the slots of one source to one target, batch by batch.
 pub struct SlotMover {
     shared: Arc<Shared>,
     lanes: Vec<Lane>,
+    fewer: Option<FewerLanes>,
     /// With a full comparison: keys that were touched since they were compared. `None` before that
     /// comparison; a `None` inside where there were too many to remember.
     recheck: Option<Option<HashSet<Bytes>>>,
@@ -135,27 +143,33 @@ impl SlotMover {
             batch: Mutex::default(),
         };
         shared.options.rates.steer_lanes();
-        Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None, ready: None })
+        Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), fewer: None, recheck: None, ready: None })
     }
 
-    /// Has as many lanes open as there are to be, and says how many there are. Their number changes between two
-    /// runs alone, since each waits for all lanes, and not while writers wait. Where a node takes no more
-    /// connections, those that are there suffice.
+    /// Has as many lanes open as there are to be, and says how many there are. Their number changes between
+    /// two runs alone, since each waits for all lanes, and not while writers wait. Where a node takes no more
+    /// connections, half of those that it took suffice: there is more to connect for than lanes.
     ///
     /// # Errors
     /// Whatever a link or a server reports, where no lane is open.
     async fn open_lanes(&mut self) -> Result<usize> {
         let options = &self.shared.options;
-        let wanted = options.rates.lanes(LaneCounts::of(options.lanes)).read.max(1);
+        let asked = options.rates.lanes(LaneCounts::of(options.lanes)).read.max(1);
+        let wanted = self.fewer.filter(|it| it.asked == asked).map_or(asked, |it| it.lanes);
         if self.lanes.is_empty() || !self.shared.is_draining() {
             while self.lanes.len() < wanted {
-                match Lane::open(&self.shared).await {
+                if self.lanes.is_empty() {
+                    self.lanes.push(Lane::open(&self.shared).await?);
+                    continue;
+                }
+                match Lane::open_another(&self.shared).await {
                     Ok(lane) => self.lanes.push(lane),
-                    Err(error) if self.lanes.is_empty() => return Err(error),
                     Err(error) => {
-                        let lanes = self.lanes.len();
-                        tracing::warn!(%error, lanes, wanted, "no more lanes can be opened: it goes on with these");
-                        break;
+                        let lanes = self.lanes.len().div_ceil(2);
+                        tracing::warn!(%error, lanes, asked, "no more lanes can be opened");
+                        self.fewer = Some(FewerLanes { asked, lanes });
+                        self.lanes.truncate(lanes);
+                        return Ok(lanes);
                     }
                 }
             }

@@ -8,8 +8,8 @@
 //! **Expiries** are touches too, and nobody's: the servers count them, as they do evictions, so they are
 //! taken off. That is possible only where everything is followed. Of a part, every touch counts.
 //!
-//! **Consumer groups** change unseen by a feed that is no replication link. There the servers' own counters of calls are looked
-//! at.
+//! **Consumer groups** change unseen by a feed that is no replication link. There the servers' own counters
+//! of calls are looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

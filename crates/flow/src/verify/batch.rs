@@ -420,8 +420,8 @@ fn judge_strings(case: &mut Case, source: &[u8], target: &[u8]) {
 /// Whether these are HyperLogLogs that count the same, where one side has not worked out its count: `PFCOUNT`
 /// only reads, and keeps in the value what it has worked out.
 fn same_registers(source: &[u8], target: &[u8]) -> bool {
-    /// A magic with the encoding and three unused bytes; whether the count is unknown, which the highest bit of
-    /// eight bytes says; and the registers.
+    /// A magic with the encoding and three unused bytes; whether the count is unknown, which the highest bit
+    /// of eight bytes says; and the registers.
     fn parts(value: &[u8]) -> Option<(&[u8], bool, &[u8])> {
         let (head, rest) = value.split_at_checked(8)?;
         let (count, registers) = rest.split_at_checked(8)?;

@@ -338,9 +338,7 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
         let (id, label) = (&status.id, status.label());
         let answer = service::steered(&jobs.store, id, request.clone(), None).await;
         // Where one refuses, the others are meant all the same.
-        let Ok(answer) = answer.map_err(|e| failed = failed.take().or(Some(e))) else { continue };
-        // A front has no rates.
-        let now = serde_json::from_value::<RatesNow>(answer).unwrap_or_default();
+        let Ok(now) = answer.map_err(|e| failed = failed.take().or(Some(e))) else { continue };
         match event {
             _ if as_json => out!("{}", json!({"event": event, "job": id, "rates": now})),
             "set" => out!("job {label}: {now}"),

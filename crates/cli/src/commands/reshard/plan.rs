@@ -1,6 +1,7 @@
 //! What is about to move, shown before anything does.
 
 use serde_json::json;
+use whimbrel_control::described::times;
 use whimbrel_control::moves::{MethodRule, Plan, Situation};
 use whimbrel_control::service::Method;
 use whimbrel_core::plan::Move;
@@ -9,7 +10,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 
 use crate::settings::args::{MethodChoice, MovingArgs, VerifyChoice};
-use crate::ui::display::{show_times, times_json};
+use crate::ui::display::show_times;
 
 /// How many ranges of slots are shown for each move.
 const RANGES_SHOWN: usize = 6;
@@ -95,7 +96,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 "round_trip_us": u64::try_from(plan.need.round_trip.as_micros()).unwrap_or(u64::MAX),
                 "batches": plan.rows.iter().map(|row| row.batches).sum::<usize>(),
                 "empty_primaries": plan.empty, "without_replicas": plan.without_replicas,
-                "times": times_json(moving.between),
+                "times": times(moving.between),
             })
         );
         return;

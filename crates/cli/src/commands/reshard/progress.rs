@@ -12,7 +12,7 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_flow::journal::disk_full_words;
 
 use crate::settings::args::Show;
-use crate::ui::display::{eta, left_at, paused};
+use crate::ui::display::{eta, paused};
 use whimbrel_terminal::progress::{Display, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 
@@ -60,7 +60,7 @@ fn lines(jobs: &mut [Shown], started: Instant) -> Lines {
         let speed = job.speed.of(keys.0, load(&progress.moved.bytes));
         let now = Now {
             summary: job.view.summary(),
-            left_ms: left_at(&progress.rates, left_ms(keys, &speed)),
+            left_ms: progress.rates.left_ms(left_ms(keys, &speed)),
             speed,
             keys,
             keys_sent: load(&progress.moved.keys),
@@ -253,7 +253,7 @@ mod tests {
         let closed = Rates::default();
         closed.pause(true);
         let fast = now(500_000, 1_000.0);
-        assert_eq!((fast.left_ms, left_at(&closed, fast.left_ms)), (Some(500_000), None));
+        assert_eq!((fast.left_ms, closed.left_ms(fast.left_ms)), (Some(500_000), None));
         let row = Now { summary: None, keys: (0, 0), ..now(0, 0.0) }.row("a -> b", "replicating");
         assert_eq!(whole(&row), "replicating  a -> b");
     }

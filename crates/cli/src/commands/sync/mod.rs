@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::again;
 use whimbrel_control::cutovers;
+use whimbrel_control::described::times;
 use whimbrel_control::fronts::LocalFronts;
 use whimbrel_control::hooks::HookSettings;
 use whimbrel_control::naming::{JobName, job_of};
@@ -34,7 +35,7 @@ use crate::commands::losses::{self, Overwriting};
 use crate::commands::words;
 use crate::exit::Exit;
 use crate::settings::args::{FeedChoice, SyncArgs};
-use crate::ui::display::{eta, left_at, paused, show_times, times_json};
+use crate::ui::display::{eta, paused, show_times};
 use whimbrel_control::private::job_dir;
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
@@ -251,8 +252,7 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
     let Some(feeds) = stop.run_until_cancelled(feeds).await else { return Ok(Exit::Stopped) };
     for (address, kind, not_seen) in feeds? {
         if args.show.json {
-            let primary = address.to_string();
-            let feed = kind.to_string();
+            let (primary, feed) = (address.to_string(), kind.to_string());
             out!("{}", json!({"event": "feed", "primary": primary, "feed": feed, "not_seen": not_seen}));
         } else if !args.show.quiet {
             eprintln!("feed     {address}: {kind}");
@@ -446,7 +446,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
         out!(
             "{}",
             json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror,
-                "plan": plan, "times": times_json(args.limits.between)})
+                "plan": plan, "times": times(args.limits.between)})
         );
         return;
     }
@@ -475,7 +475,7 @@ fn display(form: Form, status: Arc<SyncStatus>, rates: Rates) -> Display {
             _ => None,
         };
         let speed = speed.of(counts.written, counts.bytes_written);
-        let left = left_at(&rates, speed.left_ms(counts.keys_total.saturating_sub(counts.written)));
+        let left = rates.left_ms(speed.left_ms(counts.keys_total.saturating_sub(counts.written)));
         let mut row = row(&shown, &speed, left);
         row.extend(paused(&rates).map(|words| cell(0, words)));
         let rows = vec![row];

@@ -19,8 +19,7 @@ pub enum FeedChoice {
     Replication,
     /// Invalidations of client-side caching, which do not report changes to consumer groups
     Tracking,
-    /// Keyspace notifications, also where nobody can check that the server publishes all of them
-    /// (notify-keyspace-events AE)
+    /// Keyspace notifications, also where nobody can check that notify-keyspace-events is AE
     Notifications,
 }
 
