@@ -45,6 +45,48 @@ pub enum CancelAnswer {
     NeedsCluster,
 }
 
+/// A job that was named, and the others of its command that have not ended.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The one that was named.
+    pub job: Entry,
+    /// The others.
+    pub others: Vec<Entry>,
+    /// Whether the others are meant as well.
+    pub all: bool,
+}
+
+impl Chosen {
+    /// The job of this name.
+    ///
+    /// # Errors
+    /// As [`Jobs::find`] and [`Jobs::beside`].
+    pub fn find(jobs: &Jobs, name: &str, all: bool) -> Result<Chosen> {
+        let job = jobs.find(name)?;
+        Ok(Chosen { others: jobs.beside(&job.status)?, job, all })
+    }
+
+    /// Every job that runs.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read; `Options` where none runs.
+    pub fn every(jobs: &Jobs) -> Result<Chosen> {
+        let mut others = jobs.store.list()?;
+        others.retain(|entry| entry.running);
+        let nothing = || Error::options(Side::Own, "look for jobs that run", "there are none");
+        let job = others.pop().ok_or_else(nothing)?;
+        Ok(Chosen { job, others, all: true })
+    }
+
+    /// Those that are meant: those that wait for their turn come first.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let others = self.others.iter().filter(|_| self.all);
+        let (first, last) =
+            if self.job.status.waits() { (Some(&self.job), None) } else { (None, Some(&self.job)) };
+        first.into_iter().chain(others).chain(last)
+    }
+}
+
 /// Something that can be asked of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {

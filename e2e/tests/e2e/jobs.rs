@@ -512,6 +512,28 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     assert!(done.iter().any(|(.., words, _, _)| is_pause(words)), "no pause was as long as allowed");
 }
 
+/// Whatever it is that hurts, nothing moves any more; and goes on later.
+#[test]
+fn every_job_is_paused_at_once_and_resumed() {
+    let place = Fixture::of("verify");
+    let refused = place.jobs(&["pause", "--all"]).expect_code(2);
+    assert!(refused.stderr.contains("there are none"), "{}", refused.stderr);
+    let mut running = [place.start("verify", &[]), place.start("sync", &["--mirror"])];
+    let are_paused = |paused: bool| {
+        let open: Vec<Value> =
+            listed(place.state()).into_iter().filter(|job| job["state"] != "ended").collect();
+        open.len() == 2 && open.iter().all(|job| job["paused"] == paused)
+    };
+    assert!(are_paused(false));
+    let said = place.jobs(&["pause", "--all"]).expect_code(0).stdout;
+    assert_eq!(said.matches("is paused").count(), 2, "{said}");
+    assert!(are_paused(true));
+    let said = place.jobs(&["resume", "--all"]).expect_code(0).stdout;
+    assert_eq!(said.matches("is resumed").count(), 2, "{said}");
+    assert!(are_paused(false));
+    running.iter_mut().for_each(|job| drop(job.kill9()));
+}
+
 /// How many clients a server has.
 fn connections(server: &Server) -> usize {
     let mut client = server.connection();

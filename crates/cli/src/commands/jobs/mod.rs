@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_console::again;
 use whimbrel_control::hooks::HookSettings;
-use whimbrel_control::jobs::{CancelAnswer, Jobs, Seen, open_cluster};
+use whimbrel_control::jobs::{CancelAnswer, Chosen, Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task, Wanted};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
@@ -73,8 +73,10 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
             }
             Ok(Exit::Success)
         }
-        JobsCommand::Pause { which } => {
-            steer(&jobs, &Chosen::find(&jobs, &which.job, which.all)?, Request::Pause, as_json).await
+        JobsCommand::Pause { job, all } => {
+            let chosen = job.as_ref().map(|job| Chosen::find(&jobs, job, *all));
+            let chosen = chosen.unwrap_or_else(|| Chosen::every(&jobs))?;
+            steer(&jobs, &chosen, Request::Pause, as_json).await
         }
         JobsCommand::Set { which, rates } => {
             let request = Request::Set(rates.iter().copied().fold(RateChange::default(), RateChange::and));
@@ -82,6 +84,9 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
         }
         JobsCommand::Cancel { which, access } => {
             cancel(&jobs, &Chosen::find(&jobs, &which.job, which.all)?, access, as_json).await
+        }
+        JobsCommand::Resume { job: None, all: true, .. } => {
+            steer(&jobs, &Chosen::every(&jobs)?, Request::Resume, as_json).await
         }
         JobsCommand::Resume { job, all, access, hooks } => {
             let hooks = hooks.settings(Kind::Move)?;
@@ -117,51 +122,28 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                 return Err(goes_on_by_itself(entry, named));
             }
             if let Some(chosen) = &chosen {
-                chosen.show_others(&jobs, chosen.others.clone(), as_json).await;
+                show_others(chosen, &jobs, chosen.others.clone(), as_json).await;
             }
             resume(&jobs.store, &entries, (access, &hooks), as_json, stop).await
         }
     }
 }
 
-/// A job that was named, and the others of its command that have not ended.
-struct Chosen {
-    job: Entry,
-    others: Vec<Entry>,
-    /// Whether the others are meant as well.
-    all: bool,
-}
-
-impl Chosen {
-    fn find(jobs: &Jobs, name: &str, all: bool) -> Result<Chosen> {
-        let job = jobs.find(name)?;
-        Ok(Chosen { others: jobs.beside(&job.status)?, job, all })
+/// Says which of the others go on, where they were not meant.
+async fn show_others(chosen: &Chosen, jobs: &Jobs, left: Vec<Entry>, as_json: bool) {
+    if chosen.all || left.is_empty() {
+        return;
     }
-
-    /// Those that are meant: those that wait for their turn come first.
-    fn entries(&self) -> impl Iterator<Item = &Entry> {
-        let others = self.others.iter().filter(|_| self.all);
-        let (first, last) =
-            if self.job.status.waits() { (Some(&self.job), None) } else { (None, Some(&self.job)) };
-        first.into_iter().chain(others).chain(last)
-    }
-
-    /// Says which of the others go on, where they were not meant.
-    async fn show_others(&self, jobs: &Jobs, left: Vec<Entry>, as_json: bool) {
-        if self.all || left.is_empty() {
-            return;
-        }
-        let left = jobs.as_they_are(left).await;
-        let each = |seen: &Seen| format!("{} ({})", seen.entry.status.label(), seen.state_in_words());
-        let names = left.iter().map(each).collect::<Vec<_>>().join(", ");
-        let others = format_count_of(left.len() as u64, "other job");
-        let text = format!("{others} of the same command: {names}; --all means them as well");
-        if as_json {
-            let ids: Vec<&String> = left.iter().map(|seen| &seen.entry.status.id).collect();
-            out!("{}", json!({"event": "others", "jobs": ids, "text": text}));
-        } else {
-            eprintln!("note     {text}");
-        }
+    let left = jobs.as_they_are(left).await;
+    let each = |seen: &Seen| format!("{} ({})", seen.entry.status.label(), seen.state_in_words());
+    let names = left.iter().map(each).collect::<Vec<_>>().join(", ");
+    let others = format_count_of(left.len() as u64, "other job");
+    let text = format!("{others} of the same command: {names}; --all means them as well");
+    if as_json {
+        let ids: Vec<&String> = left.iter().map(|seen| &seen.entry.status.id).collect();
+        out!("{}", json!({"event": "others", "jobs": ids, "text": text}));
+    } else {
+        eprintln!("note     {text}");
     }
 }
 
@@ -346,7 +328,7 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
             _ => out!("job {label} is {}", now.pause_in_words().as_deref().unwrap_or(event)),
         }
     }
-    named.show_others(jobs, named.others.clone(), as_json).await;
+    show_others(named, jobs, named.others.clone(), as_json).await;
     failed.map_or(Ok(Exit::Success), Err)
 }
 
@@ -372,7 +354,7 @@ async fn cancel(jobs: &Jobs, named: &Chosen, access: &JobAccess, as_json: bool) 
             );
         }
     }
-    named.show_others(jobs, left, as_json).await;
+    show_others(named, jobs, left, as_json).await;
     Ok(exit)
 }
 

@@ -414,8 +414,12 @@ pub enum JobsCommand {
     /// Have a job that runs move no more keys until it is resumed. Changes of a source are followed on,
     /// clients of a front are served, and a handover that has begun is finished
     Pause {
-        #[command(flatten)]
-        which: JobNamed,
+        /// Its name
+        #[arg(required_unless_present = "all")]
+        job: Option<String>,
+        /// The other jobs of the same command as well; without a name every job that runs
+        #[arg(long)]
+        all: bool,
     },
     /// Have a job that runs move its keys faster or slower, at once and until it ends
     Set {
@@ -430,10 +434,10 @@ pub enum JobsCommand {
     /// Go on with a job that is paused, or with moves of slots that were interrupted or wait; list says how
     /// other jobs go on
     Resume {
-        /// Its name; all that are unfinished where none is given
+        /// Its name; all moves of slots that are unfinished where none is given
         job: Option<String>,
-        /// The other jobs of the same command as well
-        #[arg(long, requires = "job")]
+        /// The other jobs of the same command as well; without a name every job that runs
+        #[arg(long)]
         all: bool,
         #[command(flatten)]
         access: JobAccess,
