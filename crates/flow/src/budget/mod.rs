@@ -78,6 +78,9 @@ impl Bucket {
     }
 }
 
+/// Those that wait: its lock is given in the order in which it is asked for.
+type Queue = tokio::sync::Mutex<()>;
+
 /// None a second would never end: that is what a pause is for.
 fn rate(per_second: Option<u64>) -> Option<f64> {
     per_second.filter(|rate| *rate > 0).map(|rate| rate as f64)
@@ -92,6 +95,9 @@ pub struct Rates(Arc<Shared>);
 struct Shared {
     keys: Mutex<Bucket>,
     bytes: Mutex<Bucket>,
+    /// Who waits for keys, and for bytes, in the order in which they came: a lane that others overtake again
+    /// and again would keep its pages unfinished.
+    queues: [Queue; 2],
     /// What slow servers leave of the keys; see [`crate::latency`].
     slowed: Mutex<Slowed>,
     /// Keys that were let pass.
@@ -219,6 +225,7 @@ impl Rates {
         Rates(Arc::new(Shared {
             keys,
             bytes,
+            queues: Default::default(),
             slowed,
             taken: AtomicU64::new(0),
             lifted: AtomicUsize::new(0),
@@ -240,6 +247,8 @@ impl Rates {
 
     /// Waits until this many keys may be read.
     pub async fn take_keys(&self, n: u64) {
+        let [queue, _] = &self.0.queues;
+        let _first = queue.lock().await;
         self.take(&self.0.keys, n).await;
         while !self.is_lifted() {
             let taken = self.0.slowed.lock().take(n, Instant::now());
@@ -423,6 +432,8 @@ impl Rates {
 
     /// Waits until this many bytes may pass.
     pub async fn take_bytes(&self, n: u64) {
+        let [_, queue] = &self.0.queues;
+        let _first = queue.lock().await;
         self.take(&self.0.bytes, n).await;
     }
 
@@ -532,6 +543,27 @@ mod tests {
         assert_eq!([60_000, 60_000].map(&mut passes), [Ok(()), Err(900)]);
         let mut unbounded = Bucket::new(Some(0));
         assert_eq!(unbounded.take(u64::MAX, began), Ok(()));
+    }
+
+    /// Who came first is let through first.
+    #[tokio::test]
+    async fn nobody_is_overtaken() {
+        let rates = Rates::new(Some(1_000), None);
+        rates.take_keys(50).await;
+        let order = Arc::<Mutex<Vec<usize>>>::default();
+        let waiting: Vec<_> = (0..8)
+            .map(|number| {
+                let (rates, order) = (rates.clone(), order.clone());
+                tokio::spawn(async move {
+                    rates.take_keys(10).await;
+                    order.lock().push(number);
+                })
+            })
+            .collect();
+        for one in waiting {
+            one.await.expect("it ends");
+        }
+        assert_eq!(*order.lock(), (0..8).collect::<Vec<_>>());
     }
 
     /// Settings, and those of no rate, let nobody through that waits.
