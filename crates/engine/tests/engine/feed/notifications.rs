@@ -36,6 +36,11 @@ mod matrix {
             super::one_that_is_turned_off_ends(engine).await;
         }
     }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn types_of_which_nothing_is_told_are_named_on_redis_7_4() {
+        super::types_of_which_nothing_is_told_are_named().await;
+    }
 }
 
 /// Commands for consumer groups: some servers tell of some of them.
@@ -251,7 +256,6 @@ async fn rights_decide_which_feed_is_had() {
 }
 
 /// Some modules publish what changes their keys, and some do not. Those that do not are named.
-#[tokio::test(flavor = "multi_thread")]
 async fn types_of_which_nothing_is_told_are_named() {
     let server = telling(Engine::Redis74).modules().start().expect("a server");
     let mut con = server.connection();
@@ -290,6 +294,10 @@ async fn types_of_which_nothing_is_told_are_named() {
     run(&mut con, "CONFIG SET notify-keyspace-events Eg$lszhxet");
     let refused = refusal(&server.url(), of_kind(FeedKind::Notifications)).await;
     assert!(refused.contains("lacks d: AE would do"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_vector_sets_nothing_is_told() {
     let server = telling(Engine::Redis86).start().expect("a server");
     let mut con = server.connection();
     let feed = told(&server).await;
