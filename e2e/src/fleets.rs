@@ -1,5 +1,6 @@
 //! A fleet: coordinators and fronts, as processes, in front of one server or cluster.
 
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,10 +32,16 @@ pub struct Fleet {
     _folder: tempfile::TempDir,
 }
 
-/// A process that can be killed and run again.
-pub struct Coordinator {
-    running: Running,
+/// A process of a fleet, which can be killed and run again.
+pub struct Process {
+    /// The one that runs.
+    pub running: Running,
     args: Vec<String>,
+}
+
+/// A coordinator.
+pub struct Coordinator {
+    process: Process,
     port: u16,
     /// What it reaches etcd by.
     links: Vec<Proxy>,
@@ -42,9 +49,7 @@ pub struct Coordinator {
 
 /// A front that is a member.
 pub struct Member {
-    /// The process.
-    pub running: Running,
-    args: Vec<String>,
+    process: Process,
     port: u16,
     forwarding: u16,
     /// What it reaches the coordinators by.
@@ -133,8 +138,8 @@ impl Fleet {
             ["front", "--join", &at, "--listen", &listen, "--forward-listen", &forward, "--name", name];
         let args = args.into_iter().chain(["--json"]).chain(more.iter().copied());
         let args: Vec<String> = args.map(str::to_owned).collect();
-        let running = run(self.binary.as_deref(), &args);
-        self.members.push(Member { running, args, port, forwarding, links });
+        let process = Process::start(self.binary.as_deref(), args);
+        self.members.push(Member { process, port, forwarding, links });
         self.members.last_mut().expect("it was just added")
     }
 
@@ -186,12 +191,48 @@ impl Coordinator {
         let (listen, backend) = (format!("127.0.0.1:{port}"), format!("main={backend}"));
         let args = ["serve", "--fleet", "--listen", &listen, "--backend", &backend, "--json"];
         let args: Vec<String> = args.into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
-        Coordinator { running: run(binary, &args), args, port, links }
+        Coordinator { process: Process::start(binary, args), port, links }
     }
 
     /// What it reaches etcd by.
     pub fn links(&self) -> &[Proxy] {
         &self.links
+    }
+}
+
+impl Member {
+    /// What it reaches the coordinators by.
+    pub fn links(&self) -> &[Proxy] {
+        &self.links
+    }
+
+    /// Where clients of clusters connect.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Where others do.
+    pub fn forwarding(&self) -> String {
+        format!("127.0.0.1:{}", self.forwarding)
+    }
+
+    /// A connection as clients of clusters have it.
+    #[track_caller]
+    pub fn connect(&self) -> redis::Connection {
+        connect(&self.address()).expect("a connection")
+    }
+
+    /// A connection as others have it.
+    #[track_caller]
+    pub fn connect_forwarding(&self) -> redis::Connection {
+        connect(&self.forwarding()).expect("a connection")
+    }
+}
+
+impl Process {
+    #[track_caller]
+    fn start(binary: Option<&Path>, args: Vec<String>) -> Process {
+        Process { running: run(binary, &args), args }
     }
 
     /// Kills it.
@@ -224,61 +265,31 @@ impl Coordinator {
     }
 }
 
-impl Member {
-    /// What it reaches the coordinators by.
-    pub fn links(&self) -> &[Proxy] {
-        &self.links
-    }
+impl Deref for Coordinator {
+    type Target = Process;
 
-    /// Where clients of clusters connect.
-    pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+    fn deref(&self) -> &Process {
+        &self.process
     }
+}
 
-    /// Where others do.
-    pub fn forwarding(&self) -> String {
-        format!("127.0.0.1:{}", self.forwarding)
+impl DerefMut for Coordinator {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
     }
+}
 
-    /// A connection as clients of clusters have it.
-    #[track_caller]
-    pub fn connect(&self) -> redis::Connection {
-        connect(&self.address()).expect("a connection")
+impl Deref for Member {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
     }
+}
 
-    /// A connection as others have it.
-    #[track_caller]
-    pub fn connect_forwarding(&self) -> redis::Connection {
-        connect(&self.forwarding()).expect("a connection")
-    }
-
-    /// Kills it.
-    pub fn kill9(&mut self) {
-        self.running.kill9();
-    }
-
-    /// Runs it again, with the binary under test.
-    #[track_caller]
-    pub fn run_again(&mut self) {
-        self.running = run(None, &self.args);
-    }
-
-    /// Stops it as people do, and runs it again with the binary under test.
-    #[track_caller]
-    pub fn upgrade(&mut self) {
-        self.running.terminate();
-        self.running.wait(PATIENCE).expect("it ends").expect_code(0);
-        self.run_again();
-    }
-
-    /// It stands still.
-    pub fn suspend(&self) {
-        signal(self.running.pid(), Signal::SIGSTOP);
-    }
-
-    /// It goes on.
-    pub fn resume(&self) {
-        signal(self.running.pid(), Signal::SIGCONT);
+impl DerefMut for Member {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
     }
 }
 
