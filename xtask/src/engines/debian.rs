@@ -440,6 +440,12 @@ fn assemble(
         pending.extend(place(name.as_ref(), &available, &lib)?);
     }
     while let Some(object) = pending.pop() {
+        // A library with a path of its own looks for others there, and no more where the binary says.
+        if object.starts_with(&lib)
+            && !stdout(Command::new(patchelf).arg("--print-rpath").arg(&object))?.trim().is_empty()
+        {
+            stdout(Command::new(patchelf).arg("--remove-rpath").arg(&object))?;
+        }
         for name in stdout(Command::new(patchelf).arg("--print-needed").arg(&object))?.lines() {
             pending.extend(place(name.as_ref(), &available, &lib)?);
         }
