@@ -42,8 +42,6 @@ pub async fn count(
         selection: options.selection.clone(),
         types: options.types.clone(),
         dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
-        // Only whether they are there counts.
-        ttl_tolerance_ms: u64::MAX,
         settle: Settle { rounds: 0, ..Settle::default() },
         retry: options.retry,
         differences_max: 0,

@@ -9,7 +9,8 @@ use super::case::{
 };
 use super::options::Depth;
 use super::pair::{
-    Pair, cardinality_command, field_expiries, lengths_text, position_text, same_field_expiry,
+    Pair, cardinality_command, due_fields, field_expiries, lengths_text, position_text, same_field_expiry,
+    time_ms,
 };
 use super::peer::{Peer, Request};
 use super::report::DifferenceKind;
@@ -27,6 +28,9 @@ const SMALL_BYTES: u64 = 16 << 10;
 
 /// A hash with more fields is not looked into for whether all of them are due.
 const DUE_FIELDS_MAX: u64 = 1_000;
+
+/// How often a key that changes while it is compared is looked at.
+const TRIES_MAX: u32 = 5;
 
 impl Pair {
     /// Compares `keys`. The cases come in the same order.
@@ -48,6 +52,26 @@ impl Pair {
         for case in &mut cases {
             if case.verdict == Verdict::Opaque && !case.findings.is_empty() {
                 case.verdict = Verdict::Differs;
+            }
+        }
+        Ok(cases)
+    }
+
+    /// As [`Pair::compare`]. What changes while it is compared is looked at again, some times.
+    ///
+    /// # Errors
+    /// As [`Pair::compare`].
+    pub async fn compare_at_rest(&mut self, keys: &[Bytes]) -> Result<Vec<Case>> {
+        let mut cases = self.compare(keys).await?;
+        for _ in 1..TRIES_MAX {
+            let shifted: Vec<usize> =
+                (0..cases.len()).filter(|&i| cases[i].verdict == Verdict::Shifted).collect();
+            if shifted.is_empty() {
+                break;
+            }
+            let again: Vec<Bytes> = shifted.iter().map(|&i| cases[i].key.clone()).collect();
+            for (i, case) in shifted.into_iter().zip(self.compare(&again).await?) {
+                cases[i] = case;
             }
         }
         Ok(cases)
@@ -138,8 +162,8 @@ impl Pair {
         Ok(())
     }
 
-    /// A hash of which every field is due is equal to none: a server that is paused keeps it, and shows none
-    /// of its fields.
+    /// A hash of which every field is due is equal to none: a server that is paused keeps it, and one server
+    /// shows a field in the millisecond in which another has removed it.
     async fn forgive_emptied(
         &mut self,
         cases: &mut [Case],
@@ -168,12 +192,27 @@ impl Pair {
                 |i: &usize| Request::on("HSCAN", &cases[*i].key).int(0).arg("COUNT").int(DUE_FIELDS_MAX);
             let requests: Vec<Request> = hashes.iter().map(request).collect();
             let replies = peer.run(&requests).await?;
+            let mut shown = Vec::new();
             for (index, reply) in hashes.into_iter().zip(replies) {
-                let Some([cursor, fields]) = reply.as_items() else { continue };
-                let is_empty = cursor.as_str() == Some("0") && fields.as_items().is_some_and(<[_]>::is_empty);
-                if is_empty {
-                    cases[index].findings.clear();
-                    cases[index].verdict = Verdict::Gone;
+                let Some([cursor, page]) = reply.as_items() else { continue };
+                if cursor.as_str() == Some("0") {
+                    let names = page.as_items().unwrap_or_default().iter().step_by(2);
+                    let names: Vec<Bytes> = names.filter_map(|name| name.clone().into_bytes()).collect();
+                    shown.push((index, names));
+                }
+            }
+            let fields: Vec<(Bytes, &[Bytes])> =
+                shown.iter().map(|(i, names)| (cases[*i].key.clone(), &names[..])).collect();
+            let due = due_fields(peer, &fields, self.rules.ttl_tolerance_ms).await?;
+            for ((index, _), due) in shown.iter().zip(due) {
+                let case = &mut cases[*index];
+                match due {
+                    Ok(due) if due.iter().all(|is_due| *is_due) => {
+                        case.findings.clear();
+                        case.verdict = Verdict::Gone;
+                    }
+                    Ok(_) => {}
+                    Err(fault) => closed(case, Err(fault))?,
                 }
             }
         }
@@ -542,13 +581,6 @@ fn fatal<T>(outcome: Result<T, Fault>, peer: &Peer, command: &'static str) -> Re
         Fault::Fatal(e) => e,
         Fault::Shifted => peer.unexpected(command),
     })
-}
-
-/// The reply to `TIME` in milliseconds.
-fn time_ms(reply: &Value) -> Option<u64> {
-    let [seconds, micros] = reply.as_items()? else { return None };
-    let part = |v: &Value| u64::try_from(v.as_int()?).ok();
-    Some(part(seconds)? * 1000 + part(micros)? / 1000)
 }
 
 #[cfg(test)]

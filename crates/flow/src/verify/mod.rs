@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 
-use self::case::Verdict;
+use self::case::{Case, Verdict};
 use self::pair::{Pair, Rules};
 use self::peer::Peer;
 use crate::journal::Journal;
@@ -150,26 +150,9 @@ impl Comparer {
     /// # Errors
     /// As [`is_same`].
     pub(crate) async fn differing(&mut self, keys: Vec<Bytes>) -> Result<Vec<Bytes>> {
-        /// A key that changes while it is compared is looked at again.
-        const TRIES_MAX: u32 = 5;
-        let (mut open, mut differing) = (keys, Vec::new());
-        for _ in 0..TRIES_MAX {
-            if open.is_empty() {
-                break;
-            }
-            let verdicts = self.pair.compare(&open).await?;
-            let mut again = Vec::new();
-            for case in verdicts {
-                match case.verdict {
-                    Verdict::Equal | Verdict::Gone => {}
-                    Verdict::Shifted => again.push(case.key),
-                    _ => differing.push(case.key),
-                }
-            }
-            open = again;
-        }
-        differing.append(&mut open);
-        Ok(differing)
+        let cases = self.pair.compare_at_rest(&keys).await?;
+        let differs = |case: &Case| !matches!(case.verdict, Verdict::Equal | Verdict::Gone);
+        Ok(cases.into_iter().filter(differs).map(|case| case.key).collect())
     }
 
     /// Those of `keys` of the source that are streams with consumer groups.

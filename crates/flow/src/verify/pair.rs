@@ -71,6 +71,9 @@ pub(super) fn cardinality_command(kind: Option<&KeyType>) -> &'static str {
     }
 }
 
+/// What `HPEXPIRETIME` says of a field that does not exist.
+const NO_FIELD: i64 = -2;
+
 /// The expiry times of fields of several hashes, as `HPEXPIRETIME` tells them: -1 where there is none, -2
 /// where there is no such field. A server without them has none.
 pub(super) async fn field_expiries(
@@ -96,6 +99,42 @@ pub(super) async fn field_expiries(
         times.filter(|t| t.len() == fields.len()).ok_or(Fault::Shifted)
     };
     Ok(replies.into_iter().zip(hashes).map(read).collect())
+}
+
+/// Which fields of several hashes have ended, or do so within `tolerance_ms`.
+pub(super) async fn due_fields(
+    peer: &mut Peer,
+    hashes: &[(Bytes, &[Bytes])],
+    tolerance_ms: u64,
+) -> Result<Vec<Result<Vec<bool>, Fault>>> {
+    let with_fields: Vec<(Bytes, &[Bytes])> =
+        hashes.iter().filter(|(_, fields)| !fields.is_empty()).cloned().collect();
+    let mut ends = field_expiries(peer, &with_fields).await?.into_iter();
+    // Asked after the fields were, so that what has ended in between is due as well.
+    let times: Vec<Request> = with_fields.iter().map(|(key, _)| Request::near("TIME", key)).collect();
+    let mut times = peer.run(&times).await?.into_iter();
+    let mut due = Vec::with_capacity(hashes.len());
+    for (_, fields) in hashes {
+        if fields.is_empty() {
+            due.push(Ok(Vec::new()));
+            continue;
+        }
+        let (Some(ends), Some(time)) = (ends.next(), times.next()) else {
+            return Err(peer.unexpected("HPEXPIRETIME"));
+        };
+        let now_ms = time_ms(&time).ok_or_else(|| peer.unexpected("TIME"))?;
+        let due_ms = now_ms.saturating_add(tolerance_ms);
+        let is_due = |end: i64| end == NO_FIELD || u64::try_from(end).is_ok_and(|end_ms| end_ms <= due_ms);
+        due.push(ends.map(|ends| ends.into_iter().map(is_due).collect()));
+    }
+    Ok(due)
+}
+
+/// The reply to `TIME` in milliseconds.
+pub(super) fn time_ms(reply: &Value) -> Option<u64> {
+    let [seconds, micros] = reply.as_items()? else { return None };
+    let part = |v: &Value| u64::try_from(v.as_int()?).ok();
+    Some(part(seconds)? * 1000 + part(micros)? / 1000)
 }
 
 /// Whether two replies of `HPEXPIRETIME` mean the same.

@@ -384,7 +384,11 @@ impl Run {
             match job {
                 None => return Ok(()),
                 Some(Job::Compare(keys)) => {
-                    let cases = pair.compare(&keys).await?;
+                    let cases = if self.options.settle.rounds == 0 {
+                        pair.compare_at_rest(&keys).await?
+                    } else {
+                        pair.compare(&keys).await?
+                    };
                     self.ledger().tally(index).compared += cases.len() as u64;
                     self.progress.compared.fetch_add(cases.len() as u64, Ordering::Relaxed);
                     for suspect in self.note(index, cases) {
@@ -397,7 +401,7 @@ impl Run {
                     self.ledger().tally(index).extra_checked += count;
                     self.progress.extra_checked.fetch_add(count, Ordering::Relaxed);
                     if self.options.settle.rounds == 0 {
-                        let cases = pair.compare(&absent).await?;
+                        let cases = pair.compare_at_rest(&absent).await?;
                         self.note(index, cases);
                     } else {
                         for key in absent {

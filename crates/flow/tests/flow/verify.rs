@@ -27,6 +27,10 @@ whimbrel_lab::for_each_engine! {
         a_cluster_equals_a_standalone_server_either_way_round
 }
 
+whimbrel_lab::for_each_engine! {
+    async on Redis80 Valkey91: fields_that_end_while_they_are_compared_do_not_differ
+}
+
 /// A far future, not a multiple of a second.
 
 #[tokio::test]
@@ -185,6 +189,37 @@ async fn a_tolerance_for_expiry_times() {
     assert_eq!((strict.tally.missing, strict.tally.extra), (1, 1));
     let lenient = compare(&s, &t, VerifyOptions { ttl_tolerance_ms: 120_000, ..quiet() }).await;
     assert!(lenient.is_equal(), "{:?}", lenient.differences);
+}
+
+/// One server shows a field in the millisecond in which another has removed it.
+async fn fields_that_end_while_they_are_compared_do_not_differ(engine: Engine) {
+    const HASHES: u64 = 1_000;
+    let source = plain(engine);
+    // It removes what has ended as early as it can.
+    let target = Server::builder(engine).arg("hz", "500").start().expect("the target starts");
+    let (mut s, mut t) = two(&source, &target).await;
+    let mut compared = 0;
+    for round in 0..10 {
+        let begin_ms = first_number(&source, &["TIME"]) * 1_000 + 1_500;
+        let commands: Vec<Command> = (0..HASHES)
+            .flat_map(|i| {
+                // Every fourth has a field that stays.
+                let stays = if i % 4 == 0 { " stays v" } else { "" };
+                [
+                    words(&format!("HSET h{i} f v g v{stays}")),
+                    words(&format!("HPEXPIREAT h{i} {} FIELDS 2 f g", begin_ms + i / 2)),
+                ]
+            })
+            .collect();
+        s.run(&commands).await;
+        t.run(&commands).await;
+        while first_number(&source, &["DBSIZE"]) > HASHES / 4 {
+            let report = compare(&s, &t, VerifyOptions { settle: Settle::none(), ..quiet() }).await;
+            assert!(report.is_equal(), "{round}: {:?} {:?}", report.tally, report.differences);
+            compared += report.tally.compared;
+        }
+    }
+    assert!(compared > 20 * HASHES, "{compared}");
 }
 
 #[tokio::test]
