@@ -179,6 +179,28 @@ impl HttpServer {
     }
 }
 
+/// Shows `source` at `listen`, if that is wished, until `stop`, or until what is returned is dropped. `print`
+/// gets a line that says where, and the same as JSON.
+///
+/// # Errors
+/// As [`HttpServer::bind`].
+pub async fn expose(
+    listen: Option<SocketAddr>,
+    source: Arc<impl MetricsSource>,
+    stop: &CancellationToken,
+    print: impl Fn(&str, &serde_json::Value),
+) -> Result<JoinSet<()>> {
+    let mut tasks = JoinSet::new();
+    if let Some(listen) = listen {
+        let server = HttpServer::bind(listen).await?;
+        let address = server.address()?.to_string();
+        tasks.spawn(server.serve(source, stop.clone()));
+        let text = format!("http     http://{address}/metrics, /healthz, /readyz, /status");
+        print(&text, &serde_json::json!({"event": "http", "address": address}));
+    }
+    Ok(tasks)
+}
+
 /// What `/status` of the process says that listens at `at`, a HOST:PORT.
 ///
 /// # Errors

@@ -40,6 +40,7 @@ pub mod fronts;
 pub mod hooks;
 pub mod http;
 pub mod job;
+pub mod job_metrics;
 pub mod jobs;
 pub mod lobby;
 pub mod moves;

@@ -25,6 +25,7 @@
 
 pub mod command;
 pub mod control;
+pub mod counted;
 pub mod exposure;
 pub mod face;
 pub mod fleet;

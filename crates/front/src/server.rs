@@ -143,7 +143,7 @@ impl Front {
         face: Option<Arc<Face>>,
     ) -> Front {
         let connect_timeout_ms = options.link.connect_timeout_ms;
-        let (stages, connections, counts) = (None, None, Counts::default());
+        let (stages, connections, counts) = (None, None, Arc::default());
         let shared =
             Arc::new(SessionContext { source, connect_timeout_ms, stages, connections, face, counts });
         Front { listener, options, shared, facts }
@@ -159,6 +159,11 @@ impl Front {
     /// `Own` where the system does not tell.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
+    }
+
+    /// What is counted of its clients.
+    pub fn counts(&self) -> Arc<Counts> {
+        self.shared.counts.clone()
     }
 
     /// What the source is.

@@ -1,4 +1,5 @@
-//! The page of what a process tells of itself: a sync, a daemon with its jobs, the coordinator of a fleet.
+//! The page of what a process tells of itself: a sync, a daemon with its jobs, the coordinator of
+//! a fleet, a front that moves no keys. The page of another job is in [`crate::job`].
 
 use serde_json::Value;
 use whimbrel_control::fleet::FleetStatus;
@@ -21,7 +22,10 @@ pub(crate) fn page(card: &Value, last: Option<&Value>, screen: Screen) -> String
         (Some(fleet), Some(jobs)) if jobs.is_empty() => fleet,
         (Some(fleet), Some(jobs)) => format!("{fleet}\n{}", page_of_jobs(jobs, screen)),
         (None, Some(jobs)) => page_of_jobs(jobs, screen),
-        (None, None) => page_of_sync(card, last, screen),
+        (None, None) => match card["clients"].as_u64() {
+            Some(clients) => format!("front    {} connected\n", format_count_of(clients, "client")),
+            None => page_of_sync(card, last, screen),
+        },
     }
 }
 

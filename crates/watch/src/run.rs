@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_control::http;
 use whimbrel_control::jobs::{Ask, CancelAnswer, Jobs};
 use whimbrel_control::service;
-use whimbrel_control::steering::Request;
+use whimbrel_control::steering::{Request, Standing};
 use whimbrel_control::store::{Entry, Kind};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_terminal::keyboard::{self, Keyboard, draw};
@@ -24,7 +24,7 @@ use crate::app::{Action, App};
 use crate::card;
 use crate::job::{GoesOn, last_words, page};
 use crate::list::{List, chosen};
-use crate::look::{Looking, PERIOD, poll};
+use crate::look::{Looked, Looking, PERIOD, poll};
 use crate::watched::{Moment, Watched};
 
 /// How often the page is drawn where nothing happens: it says how long ago things were heard.
@@ -49,12 +49,14 @@ pub struct Form {
 /// As [`http::status_at`].
 pub async fn watch_at(at: &str, form: Form, stop: &CancellationToken) -> Result<()> {
     let mut last: Option<Value> = None;
+    let mut job: Option<Watched> = None;
     loop {
         let card = http::status_at(at).await?;
         if card.is_object() {
-            let shown = match form.json {
-                true => show_json(&card),
-                false => show_text(form, &card::page(&card, last.as_ref(), Screen::of_stdout())),
+            let shown = match (form.json, serde_json::from_value::<Standing>(card.clone())) {
+                (true, _) => show_json(&card),
+                (false, Ok(standing)) => show_text(form, &page_of(&mut job, standing)),
+                (false, Err(_)) => show_text(form, &card::page(&card, last.as_ref(), Screen::of_stdout())),
             };
             if shown.is_err() || form.once {
                 // Once is enough, or its reader has left.
@@ -100,6 +102,17 @@ pub async fn watch_jobs(
         (Some(job), false) => follow(&jobs, job, form, goes_on, stop).await,
         (None, false) => list(&jobs, form, stop).await,
     }
+}
+
+/// The page of a job that stands so.
+fn page_of(job: &mut Option<Watched>, standing: Standing) -> String {
+    let (now, entry) = (Moment::now(), Entry { status: standing.job.clone(), running: true });
+    let watched = job.get_or_insert_with(|| Watched::new(entry.clone(), now));
+    let looked =
+        Looked { entry: Some(entry), standing: Some(standing), events: Vec::new(), has_report: false };
+    watched.note(looked, now);
+    let lines = page(watched, None, now, Screen::of_stdout(), None);
+    lines.into_iter().map(|line| line + "\n").collect()
 }
 
 fn show_json(object: &Value) -> io::Result<()> {

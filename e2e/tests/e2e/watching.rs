@@ -178,6 +178,90 @@ fn a_daemon_shows_its_jobs() {
 }
 
 /// A server that hangs keeps its connections: nothing breaks, and all looks well.
+/// A metric that becomes what it should.
+#[track_caller]
+fn wait_for_metric(at: &str, name: &str, is_right: impl Fn(f64) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let metrics = get(at, "/metrics").1;
+        if is_right(metric(&metrics, name)) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{name}: {metrics}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_copy_and_a_verification_show_themselves() {
+    let slow = Slow::new();
+    for (kind, done, paused) in [
+        ("copy", "whimbrel_copy_keys_written_total ", "whimbrel_copy_paused "),
+        ("verify", "whimbrel_verify_keys_compared_total ", "whimbrel_verify_paused "),
+    ] {
+        let running = slow.start(kind, 2_000, &["--http", "127.0.0.1:0"]);
+        let at = http_of(&running);
+        wait_for_metric(&at, done, |keys| keys > 0.0);
+        assert!(get(&at, "/healthz").0.contains("200") && get(&at, "/readyz").0.contains("200"));
+        let status: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
+        let job = &status["job"];
+        assert_eq!((&job["kind"], &job["rate_keys"]), (&kind.into(), &2_000.into()), "{status}");
+        assert_eq!(metric(&get(&at, "/metrics").1, paused), 0.0);
+        jobs(slow.state(), &["pause", job["id"].as_str().expect("a name")]).expect_code(0);
+        wait_for_metric(&at, paused, |is| is == 1.0);
+        // `watch` shows the page of the job, as for one that runs here.
+        let watch = ["watch", "--at", &at, "--once"];
+        let page = Invocation::new(&watch).timeout(PATIENCE).run().expect_code(0).stdout;
+        for words in [kind, "paused", &*slow.source.addr(), &*slow.target.addr()] {
+            assert!(page.contains(words), "{words}: {page}");
+        }
+        jobs(slow.state(), &["resume", "--all"]).expect_code(0);
+        wait_for_metric(&at, paused, |is| is == 0.0);
+        drop(running);
+    }
+    // One that is over at once is no job, and has nothing to show.
+    let (from, to) = (slow.source.addr(), slow.target.addr());
+    let counts = ["verify", &from, &to, "--depth", "counts", "--http", "127.0.0.1:0"];
+    let refused = Invocation::new(&counts).run().expect_code(2);
+    assert!(refused.stderr.contains("--http"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_front_shows_itself() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    for number in 0..500 {
+        source.call(&["SET", &format!("k{number}"), "v"]);
+    }
+    let front = Front::between(&source.addr(), &target.addr(), &["--http", "127.0.0.1:0"]);
+    let at = http_of(&front.running);
+    let client = front.connect();
+    wait_for_metric(&at, "whimbrel_front_clients ", |clients| clients == 1.0);
+    assert!(!get(&at, "/metrics").1.contains("whimbrel_front_keys_moved"));
+    drop(client);
+    wait_for_metric(&at, "whimbrel_front_clients ", |clients| clients == 0.0);
+    front.command("start").expect_code(0);
+    wait_for_metric(&at, "whimbrel_front_done ", |is| is == 1.0);
+    let metrics = get(&at, "/metrics").1;
+    assert_eq!(metric(&metrics, "whimbrel_front_keys_moved_total "), 500.0, "{metrics}");
+    assert_eq!(metric(&metrics, "whimbrel_front_clients_accepted_total "), 1.0, "{metrics}");
+    // What hangs is not asked: the numbers are there all the same.
+    target.suspend().expect("suspended");
+    assert!(metric(&get(&at, "/metrics").1, "whimbrel_front_clients_accepted_total ") >= 1.0);
+    let watch = ["watch", "--at", &at, "--once"];
+    let page = Invocation::new(&watch).timeout(PATIENCE).run().expect_code(0).stdout;
+    assert!(page.contains("front") && page.contains(&*target.addr()), "{page}");
+    target.resume().expect("resumed");
+
+    let (listen, plain) = ("127.0.0.1:0", source.addr());
+    let alone = ["front", "--listen", listen, "--source", &plain, "--http", listen, "--json"];
+    let alone = Invocation::new(&alone).timeout(PATIENCE).spawn();
+    let at = http_of(&alone);
+    assert_eq!(metric(&get(&at, "/metrics").1, "whimbrel_front_clients "), 0.0);
+    let page = Invocation::new(&["watch", "--at", &at, "--once"]).timeout(PATIENCE).run().expect_code(0);
+    assert!(page.stdout.contains("0 clients connected"), "{}", page.stdout);
+}
+
 #[test]
 fn a_server_that_hangs_is_said_to_be_silent() {
     let source = Server::builder(Engine::Redis80).start().expect("the source starts");

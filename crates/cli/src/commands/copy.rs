@@ -7,6 +7,8 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::again;
 use whimbrel_control::described::times;
+use whimbrel_control::http::expose;
+use whimbrel_control::job_metrics::JobMetrics;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
@@ -144,6 +146,10 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
+    let metrics = standing::of_copy(begun_with.clone(), progress.clone());
+    let metrics = JobMetrics::copy(metrics, progress.clone(), options.rates.clone());
+    let _exposing =
+        expose(args.exposing.http, Arc::new(metrics), stop, |text, json| args.show.print(text, json)).await?;
     let look = standing::of_copy(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let dbs = options.dbs.clone();
@@ -217,11 +223,7 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 }
 
 fn print_note(args: &CopyArgs, text: &str) {
-    if args.show.json {
-        out!("{}", json!({"event": "notice", "text": text}));
-    } else if !args.show.quiet {
-        eprintln!("note     {text}");
-    }
+    args.show.print(&format!("note     {text}"), &json!({"event": "notice", "text": text}));
 }
 
 /// What happens to keys that exist, in words.

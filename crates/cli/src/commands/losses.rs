@@ -68,21 +68,16 @@ pub fn functions_left(plan: &Plan) -> Option<String> {
 /// Says what the target would lose.
 fn show(losses: Losses, show: &Show) {
     let Losses { replaced, removed, is_partial } = losses;
-    if show.json {
-        out!(
-            "{}",
-            json!({"event": "losses", "replaced": replaced, "removed": removed.unwrap_or(0),
-                    "partial": is_partial})
-        );
-    } else if !show.quiet {
-        let removed = removed.map_or(String::new(), |n| {
-            format!("; {} that only the target has would be removed", format_count_of(n, "key"))
-        });
-        let stopped = if is_partial { "; stopped before all keys were counted" } else { "" };
-        let both = format_count_of(replaced, "key");
-        eprintln!(
-            "target   holds {both} that the source has too: up to {both} would be replaced (values were not \
-                compared){removed}{stopped}"
-        );
-    }
+    let words = removed.map_or(String::new(), |n| {
+        format!("; {} that only the target has would be removed", format_count_of(n, "key"))
+    });
+    let stopped = if is_partial { "; stopped before all keys were counted" } else { "" };
+    let both = format_count_of(replaced, "key");
+    let text = format!(
+        "target   holds {both} that the source has too: up to {both} would be replaced (values were not \
+            compared){words}{stopped}"
+    );
+    let removed = removed.unwrap_or(0);
+    let json = json!({"event": "losses", "replaced": replaced, "removed": removed, "partial": is_partial});
+    show.print(&text, &json);
 }

@@ -9,7 +9,6 @@ pub mod config;
 pub mod copy;
 pub mod cutover;
 pub mod demo;
-mod exposing;
 pub mod fleet;
 pub mod front;
 pub mod jobs;

@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::http::expose;
+use whimbrel_control::job_metrics::JobMetrics;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{Kind, Store};
@@ -76,9 +78,9 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     }
     let progress = Arc::new(VerifyProgress::default());
     let Some(VerifyRecord { journal, folder, name, again }) = record else {
-        if !args.job.hooks.on.is_empty() || args.job.name.is_some() {
-            let what = "jobs have names and hooks, and this verification would be none";
-            let remedy = "leave out --name and --on";
+        if !args.job.hooks.on.is_empty() || args.job.name.is_some() || args.exposing.http.is_some() {
+            let what = "jobs have names, hooks and metrics, and this verification would be none";
+            let remedy = "leave out --name, --on and --http";
             return Err(Error::options(Side::Own, "read the options", what).with_remedy(remedy));
         }
         return verify(source, target, options, &args.show, None, progress, stop).await;
@@ -91,6 +93,11 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
             .going_on_at(&limits);
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
+    let metrics = standing::of_verification(begun_with.clone(), progress.clone());
+    let metrics = JobMetrics::verification(metrics, progress.clone(), options.rates.clone());
+    let _exposing =
+        expose(args.exposing.http, Arc::new(metrics), &stop, |text, json| args.show.print(text, json))
+            .await?;
     let look = standing::of_verification(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let work = verify(source, target, options, &args.show, Some(journal), progress, stop);

@@ -353,11 +353,17 @@ impl Control {
 
     /// How it stands.
     pub async fn status(&self) -> Status {
+        let mut status = self.seen();
+        if let (Some(moving), Some(migration)) = (&mut status.moving, self.stages.migration()) {
+            moving.left = keys_left(&migration).await;
+        }
+        status
+    }
+
+    /// How it stands, without asking a server: how many keys are left is known only once all have moved.
+    pub fn seen(&self) -> Status {
         let migration = self.stages.migration();
-        let moving = match &migration {
-            Some(migration) => Some(moving_status(migration).await),
-            None => None,
-        };
+        let moving = migration.as_deref().map(moving_status);
         let turns = migration.as_ref().map_or(0, |migration| migration.turns);
         Status {
             phase: self.phase(),
@@ -372,13 +378,17 @@ impl Control {
     }
 }
 
-async fn moving_status(migration: &MigrationState) -> MovingStatus {
-    let left = async {
-        let mut link = migration.open_source().await?;
-        let reply = link.call(&[b"DBSIZE"]).await?;
-        Ok::<_, Error>(reply.as_int().and_then(|left| u64::try_from(left).ok()))
-    };
-    let left = if migration.is_done() { Some(0) } else { left.await.ok().flatten() };
+/// Keys at the server that they move from; `None` where it does not tell.
+async fn keys_left(migration: &MigrationState) -> Option<u64> {
+    if migration.is_done() {
+        return Some(0);
+    }
+    let mut link = migration.open_source().await.ok()?;
+    let reply = link.call(&[b"DBSIZE"]).await.ok()?;
+    reply.as_int().and_then(|left| u64::try_from(left).ok())
+}
+
+fn moving_status(migration: &MigrationState) -> MovingStatus {
     let tally = &migration.tally;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
@@ -388,7 +398,7 @@ async fn moving_status(migration: &MigrationState) -> MovingStatus {
         paused: *migration.paused.borrow(),
         rebuilding: migration.is_rebuilding(),
         moved: count(&tally.moved),
-        left,
+        left: migration.is_done().then_some(0),
         staying: count(&tally.staying),
         slots: migration.arrived.slots().map(Slots::counts),
         filter_bytes,

@@ -32,7 +32,7 @@ use whimbrel_fleet::{Membership, MembershipOptions, login};
 use self::gate::Gate;
 use self::porter::Porter;
 use crate::face::Face;
-use crate::server::{Front, FrontOptions, listen};
+use crate::server::{Counts, Front, FrontOptions, listen};
 use crate::upstream::Upstream;
 use crate::upstream::cluster::Cluster;
 
@@ -217,6 +217,11 @@ impl Joined {
     /// Its number.
     pub fn member(&self) -> MemberId {
         self.member
+    }
+
+    /// What is counted of the clients of its own port, and of the port for others.
+    pub fn counts(&self) -> Vec<Arc<Counts>> {
+        [Some(&self.front), self.forwarding.as_ref()].into_iter().flatten().map(Front::counts).collect()
     }
 
     /// What has the data.

@@ -19,7 +19,7 @@ pub(crate) struct SessionContext {
     pub(crate) connections: Option<Arc<SharedConnections>>,
     /// Where it presents itself as a cluster.
     pub(crate) face: Option<Arc<Face>>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: Arc<Counts>,
 }
 
 /// What has been counted since the start.

@@ -182,6 +182,8 @@ fn clients_that_rest_stay_and_others_leave_when_it_begins() {
     let _alone = alone();
     let (source, target) = pair();
     source.call(&["SET", "k", "v"]);
+    // Once a source is empty, all keys have moved, and nobody is served there any more, paused or not.
+    source.call(&["SET", "stays", "v"]);
     let between = Between::of(&source, &target);
     let [mut idle, mut named, mut blocked, mut open, mut watching, mut subscribed, mut elsewhere] =
         std::array::from_fn(|_| between.client());

@@ -3,18 +3,24 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::failpoint::{self, When};
 use whimbrel_control::hooks::JobHooks;
+use whimbrel_control::http::{Metric, MetricKind, expose};
+use whimbrel_control::job_metrics::JobMetrics;
 use whimbrel_control::steering::{Attended, How, Refusal, Request, Standing, Steered, Why};
 use whimbrel_control::store::Status;
-use whimbrel_engine::error::{Error, ErrorKind, Side};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_flow::budget::RatesNow;
 use whimbrel_flow::sync::FrontOrder;
-use whimbrel_front::control::{Control, Step};
+use whimbrel_front::control::{Control, Status as FrontStatus, Step};
+use whimbrel_front::counted::{clients, numbers};
 use whimbrel_front::migrate::phase::Phase;
+use whimbrel_front::server::Counts;
 
+use crate::settings::args::FrontArgs;
 use crate::ui::remedies::whole;
 
 /// A front, for others.
@@ -36,11 +42,14 @@ impl FrontJob {
     ) -> FrontJob {
         FrontJob { control, finished, is_finished: AtomicBool::new(false), beginning, hooks }
     }
-}
 
-impl Steered for FrontJob {
-    async fn standing(&self) -> Standing {
-        let status = self.control.status().await;
+    /// What moves its keys.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// How the job stands whose front stands so.
+    pub fn stands(&self, status: &FrontStatus) -> Standing {
         let phase = serde_json::to_value(status.phase).unwrap_or_default();
         let moving = status.moving.as_ref();
         let (moved, left) = moving.map_or((0, None), |moving| (moving.moved, moving.left));
@@ -56,7 +65,13 @@ impl Steered for FrontJob {
             phase: phase.as_str().unwrap_or_default().to_owned(),
             ..self.beginning.clone()
         };
-        Standing { job, details: serde_json::to_value(&status).unwrap_or_default() }
+        Standing { job, details: serde_json::to_value(status).unwrap_or_default() }
+    }
+}
+
+impl Steered for FrontJob {
+    async fn standing(&self) -> Standing {
+        self.stands(&self.control.status().await)
     }
 
     fn hooks(&self) -> Option<&JobHooks> {
@@ -112,6 +127,30 @@ impl Steered for FrontJob {
         };
         done.map(|()| Value::Null).map_err(|e| Refusal { why: why(&e), text: whole(&e) })
     }
+}
+
+/// Shows what the front counts where the user wants it.
+///
+/// # Errors
+/// As [`expose`].
+pub async fn expose_front(
+    args: &FrontArgs,
+    counts: Vec<Arc<Counts>>,
+    job: Option<Arc<FrontJob>>,
+    stop: &CancellationToken,
+) -> Result<JoinSet<()>> {
+    let (ports, moves) = (counts.clone(), job.clone());
+    let metrics = move || {
+        let kind = |is_counter| if is_counter { MetricKind::Counter } else { MetricKind::Gauge };
+        let numbers = numbers(&ports, moves.as_deref().map(FrontJob::control)).into_iter();
+        numbers.map(|n| Metric::new(kind(n.is_counter), n.name, n.help, n.value)).collect()
+    };
+    let status = move || match &job {
+        Some(job) => json!(job.stands(&job.control().seen())),
+        None => json!({"clients": clients(&counts)}),
+    };
+    let metrics = JobMetrics::other(metrics, status);
+    expose(args.exposing.http, Arc::new(metrics), stop, |text, json| args.show.print(text, json)).await
 }
 
 /// The front has ended: it is written down how far it came.

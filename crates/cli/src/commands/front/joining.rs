@@ -9,7 +9,8 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::fleet::{JoinOptions, Joined, backends};
 use whimbrel_front::server::connections_each;
 
-use super::options::{note_fewer_clients, options, refuse_open};
+use super::job::expose_front;
+use super::options::{fewer_clients, options, refuse_open};
 use crate::commands::fleet;
 use crate::exit::Exit;
 use crate::settings::args::FrontArgs;
@@ -72,33 +73,24 @@ async fn try_run(
         endpoint_of: Arc::new(args.source_maker()),
     };
     let joined = Joined::join(options, source, join).await?;
+    let _exposing = expose_front(args, joined.counts(), None, &stop).await?;
     let (address, member, forwarding) = (joined.announced(), joined.member().0, joined.forwarding()?);
     let version = &joined.backend().version;
-    if args.show.json {
-        let line = json!({
-            "event": "serving", "address": address.to_string(), "source": at, "version": version,
-            "member": member,
-            "coordinator": to, "forwarding": forwarding.map(|at| at.to_string()), "clients_max": clients_max,
-        });
-        out!("{line}");
-    } else if !args.show.quiet {
-        eprintln!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
-        eprintln!("member   {member} of the fleet of {to}");
-        if let Some(forwarding) = forwarding {
-            eprintln!("others   clients that know no clusters: {forwarding}");
-        }
-        note_fewer_clients(args, clients_max);
-    }
+    let json = json!({
+        "event": "serving", "address": address.to_string(), "source": at, "version": version,
+        "member": member, "coordinator": to, "forwarding": forwarding.map(|at| at.to_string()),
+        "clients_max": clients_max,
+    });
+    let mut text = format!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
+    text.push_str(&format!("\nmember   {member} of the fleet of {to}"));
+    text.extend(forwarding.map(|at| format!("\nothers   clients that know no clusters: {at}")));
+    text.extend(fewer_clients(args, clients_max));
+    args.show.print(&text, &json);
     let is_empty = joined.serve(stop).await?;
-    if args.show.json {
-        out!("{}", json!({"event": "left", "member": member, "empty": is_empty}));
-    } else if !args.show.quiet {
-        match is_empty {
-            true => eprintln!("left     all slots are with other members"),
-            false => {
-                eprintln!("left     slots were still here: they are given away when the lease has ended")
-            }
-        }
-    }
+    let text = match is_empty {
+        true => "left     all slots are with other members",
+        false => "left     slots were still here: they are given away when the lease has ended",
+    };
+    args.show.print(text, &json!({"event": "left", "member": member, "empty": is_empty}));
     Ok(())
 }

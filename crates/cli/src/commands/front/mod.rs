@@ -14,8 +14,8 @@ use whimbrel_control::store::Kind;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::server::Front;
 
-use self::job::FrontJob;
-use self::options::{files_each, note_fewer_clients, options, refuse_open};
+use self::job::{FrontJob, expose_front};
+use self::options::{fewer_clients, files_each, options, refuse_open};
 use crate::exit::Exit;
 use crate::settings::args::FrontArgs;
 use crate::ui::errors;
@@ -70,21 +70,17 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
             (front, Some((files, attended)))
         }
     };
+    let _exposing =
+        expose_front(args, vec![front.counts()], files.as_ref().map(|(_, it)| it.steered()), &stop).await?;
     let (address, version) = (front.address()?, front.source().version.clone());
-    if args.show.json {
-        let line = json!({
-            "event": "serving", "address": address.to_string(), "source": at, "target": to,
-            "version": version,
-            "clients_max": clients_max,
-        });
-        out!("{line}");
-    } else if !args.show.quiet {
-        eprintln!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
-        if let Some(to) = to {
-            eprintln!("target   {to}: whimbrel front start moves the keys there");
-        }
-        note_fewer_clients(args, clients_max);
-    }
+    let json = json!({
+        "event": "serving", "address": address.to_string(), "source": at, "target": to,
+        "version": version, "clients_max": clients_max,
+    });
+    let mut text = format!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
+    text.extend(to.map(|to| format!("\ntarget   {to}: whimbrel front start moves the keys there")));
+    text.extend(fewer_clients(args, clients_max));
+    args.show.print(&text, &json);
     match files {
         None => front.serve(stop).await,
         // The files are locked until it has been written down how it ended.

@@ -38,11 +38,11 @@ pub fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
     })
 }
 
-/// Says that fewer clients than wanted can be let in.
-pub fn note_fewer_clients(args: &FrontArgs, clients_max: usize) {
-    if clients_max < args.max_clients as usize {
-        eprintln!("note     no more files may be open for --max-clients {}: see ulimit -n", args.max_clients);
-    }
+/// A line that says that fewer clients than wanted can be let in, where it is so.
+pub fn fewer_clients(args: &FrontArgs, clients_max: usize) -> Option<String> {
+    let wanted = args.max_clients;
+    let words = || format!("\nnote     no more files may be open for --max-clients {wanted}: see ulimit -n");
+    (clients_max < wanted as usize).then(words)
 }
 
 /// Open files that a client takes: its own connection, and one to each server that it may need.

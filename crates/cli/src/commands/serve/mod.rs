@@ -12,13 +12,12 @@ use whimbrel_control::daemon::log::Log;
 use whimbrel_control::daemon::queue::Queue;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, NodePorts, STRANGERS_MAX, Services};
 use whimbrel_control::fleet::Coordinator;
-use whimbrel_control::http::CONNECTIONS_MAX;
+use whimbrel_control::http::{CONNECTIONS_MAX, expose};
 use whimbrel_control::store::Store;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_fleet::protocol::MEMBERS_MAX;
 
-use crate::commands::exposing::expose;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
 use crate::settings::args::ServeArgs;
@@ -90,7 +89,8 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         }
     };
     // Its tasks end with this function.
-    let _exposing = expose(args.http, log.shown(), stop, |text, json| voice.print(text, json)).await?;
+    let _exposing =
+        expose(args.exposing.http, log.shown(), stop, |text, json| voice.print(text, json)).await?;
     let moves = async {
         if let Some(queue) = &queue {
             queue.run(stop).await;

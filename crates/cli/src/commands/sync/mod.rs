@@ -11,6 +11,7 @@ use whimbrel_control::cutovers;
 use whimbrel_control::described::times;
 use whimbrel_control::fronts::LocalFronts;
 use whimbrel_control::hooks::HookSettings;
+use whimbrel_control::http::expose;
 use whimbrel_control::naming::{JobName, job_of};
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{CUT_OVER, Kind, Store};
@@ -30,7 +31,6 @@ use whimbrel_flow::sync::{
 };
 
 use crate::commands::copy as copy_command;
-use crate::commands::exposing::expose;
 use crate::commands::losses::{self, Overwriting};
 use crate::commands::words;
 use crate::exit::Exit;
@@ -105,14 +105,8 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     }
     let current = Arc::new(Current::default());
     // Its tasks end with this function.
-    let _exposing = expose(args.http, current.clone(), stop, |text, json| {
-        if args.show.json {
-            out!("{json}");
-        } else if !args.show.quiet {
-            eprintln!("{text}");
-        }
-    })
-    .await?;
+    let _exposing =
+        expose(args.exposing.http, current.clone(), stop, |text, json| args.show.print(text, json)).await?;
     let journal = Journal::open(&folder, &name, &description, resumes)?;
     let status = Arc::new(SyncStatus::default());
     if let Some(words) = losses::functions_left(plan).filter(|_| !args.functions) {
@@ -251,13 +245,11 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
     let feeds = sync::rehearse_feeds(source, feed_options(args), args.feed == FeedChoice::Replication);
     let Some(feeds) = stop.run_until_cancelled(feeds).await else { return Ok(Exit::Stopped) };
     for (address, kind, not_seen) in feeds? {
-        if args.show.json {
-            let (primary, feed) = (address.to_string(), kind.to_string());
-            out!("{}", json!({"event": "feed", "primary": primary, "feed": feed, "not_seen": not_seen}));
-        } else if !args.show.quiet {
-            eprintln!("feed     {address}: {kind}");
-            not_seen.iter().for_each(|words| eprintln!("note     {words}"));
-        }
+        let (primary, feed) = (address.to_string(), kind.to_string());
+        let mut text = format!("feed     {primary}: {feed}");
+        text.extend(not_seen.iter().map(|words| format!("\nnote     {words}")));
+        let json = json!({"event": "feed", "primary": primary, "feed": feed, "not_seen": not_seen});
+        args.show.print(&text, &json);
     }
     if !args.show.json && !args.show.quiet {
         eprintln!("dry run: nothing was written");

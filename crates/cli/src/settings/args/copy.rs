@@ -7,7 +7,7 @@ use whimbrel_core::schedule::Window;
 use whimbrel_core::units::parse_count;
 use whimbrel_flow::load::MaxLoad;
 
-use super::shared::{Beforehand, JobArgs, Limits, Resuming, Show, Sides, Which};
+use super::shared::{Beforehand, ExposeArgs, JobArgs, Limits, Resuming, Show, Sides, Which};
 use whimbrel_control::values::parse_ms;
 
 /// `whimbrel copy`.
@@ -76,6 +76,9 @@ pub struct CopyArgs {
 
     #[command(flatten)]
     pub job: JobArgs,
+
+    #[command(flatten)]
+    pub exposing: ExposeArgs,
 
     #[command(flatten)]
     pub show: Show,
@@ -164,6 +167,9 @@ pub struct VerifyArgs {
 
     #[command(flatten)]
     pub job: JobArgs,
+
+    #[command(flatten)]
+    pub exposing: ExposeArgs,
 
     #[command(flatten)]
     pub show: Show,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::access::{SourceAccess, TargetAccess};
-use super::shared::{Beforehand, HookArgs, Show};
+use super::shared::{Beforehand, ExposeArgs, HookArgs, Show};
 use whimbrel_control::values::parse_ms;
 
 /// `whimbrel front`.
@@ -126,6 +126,9 @@ pub struct FrontArgs {
 
     #[command(flatten)]
     pub hooks: HookArgs,
+
+    #[command(flatten)]
+    pub exposing: ExposeArgs,
 
     #[command(flatten)]
     pub show: Show,

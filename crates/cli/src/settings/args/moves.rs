@@ -16,7 +16,7 @@ use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
 use super::console::ConsoleArgs;
 use super::fleet::CoordinatorArgs;
-use super::shared::{Beforehand, HookArgs, JobArgs, Show};
+use super::shared::{Beforehand, ExposeArgs, HookArgs, JobArgs, Show};
 use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
 
 /// By which means slots move.
@@ -240,10 +240,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Daemon")]
     pub listen_password_file: Option<PathBuf>,
 
-    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
-    /// without a login
-    #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
-    pub http: Option<SocketAddr>,
+    #[command(flatten)]
+    pub exposing: ExposeArgs,
 
     #[command(flatten)]
     pub console: ConsoleArgs,

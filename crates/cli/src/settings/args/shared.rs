@@ -1,5 +1,6 @@
 //! Options that several commands have.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -234,7 +235,25 @@ pub struct Show {
     pub quiet: bool,
 }
 
+/// Whether others can see how it stands.
+#[derive(Debug, Args)]
+pub struct ExposeArgs {
+    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
+    /// without a login
+    #[arg(long, value_name = "ADDR", help_heading = "What else")]
+    pub http: Option<SocketAddr>,
+}
+
 impl Show {
+    /// Says something as a line of text, or of JSON; nothing where the user wants only the report.
+    pub fn print(&self, text: &str, json: &serde_json::Value) {
+        if self.json {
+            out!("{json}");
+        } else if !self.quiet {
+            eprintln!("{text}");
+        }
+    }
+
     /// In which form progress is shown.
     pub fn form(&self) -> Form {
         Form::of(self.quiet, self.json, self.report)

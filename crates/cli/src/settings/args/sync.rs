@@ -1,12 +1,11 @@
 //! What the user types to keep two deployments equal.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
 use super::cluster::ClusterArgs;
-use super::shared::{Beforehand, JobArgs, Limits, Names, Resuming, Show, Sides};
+use super::shared::{Beforehand, ExposeArgs, JobArgs, Limits, Names, Resuming, Show, Sides};
 use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 use whimbrel_core::schedule::{When, Window, parse_time};
 
@@ -97,10 +96,8 @@ pub struct SyncArgs {
     #[command(flatten)]
     pub job: JobArgs,
 
-    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
-    /// without a login
-    #[arg(long, value_name = "ADDR", help_heading = "Progress")]
-    pub http: Option<SocketAddr>,
+    #[command(flatten)]
+    pub exposing: ExposeArgs,
 
     #[command(flatten)]
     pub show: Show,
