@@ -11,7 +11,9 @@ use whimbrel_flow::verify::VerifyProgress;
 
 use crate::http::MetricKind::{Counter, Gauge};
 use crate::http::{Metric, MetricsSource};
+use crate::standing;
 use crate::steering::Standing;
+use crate::store::Status;
 
 /// What a process shows of what it runs.
 pub struct JobMetrics {
@@ -45,12 +47,9 @@ fn answer_of(look: &impl Fn() -> Standing, rates: &Rates) -> Value {
 }
 
 impl JobMetrics {
-    /// A copy that stands so.
-    pub fn copy(
-        look: impl Fn() -> Standing + Send + Sync + 'static,
-        progress: Arc<CopyProgress>,
-        rates: Rates,
-    ) -> JobMetrics {
+    /// A copy that began so.
+    pub fn copy(begun_with: &Status, progress: Arc<CopyProgress>, rates: Rates) -> JobMetrics {
+        let look = standing::of_copy(begun_with.clone(), progress.clone());
         let limits = rates.clone();
         let metrics = move || {
             let c = progress.snapshot();
@@ -78,12 +77,9 @@ impl JobMetrics {
         JobMetrics { metrics: Box::new(metrics), status: Box::new(move || answer_of(&look, &limits)) }
     }
 
-    /// A verification that stands so.
-    pub fn verification(
-        look: impl Fn() -> Standing + Send + Sync + 'static,
-        progress: Arc<VerifyProgress>,
-        rates: Rates,
-    ) -> JobMetrics {
+    /// A verification that began so.
+    pub fn verification(begun_with: &Status, progress: Arc<VerifyProgress>, rates: Rates) -> JobMetrics {
+        let look = standing::of_verification(begun_with.clone(), progress.clone());
         let limits = rates.clone();
         let metrics = move || {
             let p = &progress;

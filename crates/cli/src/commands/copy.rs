@@ -146,8 +146,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
-    let metrics = standing::of_copy(begun_with.clone(), progress.clone());
-    let metrics = JobMetrics::copy(metrics, progress.clone(), options.rates.clone());
+    let metrics = JobMetrics::copy(&begun_with, progress.clone(), options.rates.clone());
     let _exposing =
         expose(args.exposing.http, Arc::new(metrics), stop, |text, json| args.show.print(text, json)).await?;
     let look = standing::of_copy(begun_with, progress.clone());
@@ -155,12 +154,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let dbs = options.dbs.clone();
     let work = async {
         *begun = true;
-        if args.functions {
-            let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
-            print_note(args, &format!("{n} function libraries copied"));
-        } else if let Some(words) = losses::functions_left(plan) {
-            progress.notice(words);
-        }
+        copy_functions(args, (&source, &target), plan).await?.into_iter().for_each(|it| progress.notice(it));
         // With a part of the keys, or the rest of them, nobody knows how many there will be.
         let whole = !resumes && plan.dbs.iter().all(|d| d.selected_keys.is_some());
         let display = display::of_copy(args.show.form(), progress.clone(), &options, whole.then_some(total));
@@ -190,6 +184,20 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let t = &result.tally;
     let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
     if result.is_equal() || partial && only_the_failed { whole } else { Ok(verify::exit_of(&result)) }
+}
+
+/// Copies function libraries, or says that some are left behind.
+async fn copy_functions(
+    args: &CopyArgs,
+    (source, target): (&Deployment, &Deployment),
+    plan: &Plan,
+) -> Result<Option<String>> {
+    if !args.functions {
+        return Ok(losses::functions_left(plan));
+    }
+    let n = whimbrel_flow::functions::copy(source, target, existing(args)).await?;
+    print_note(args, &format!("{n} function libraries copied"));
+    Ok(None)
 }
 
 /// What is worth knowing before it begins; `is_left` where an earlier one has left its journal.

@@ -93,8 +93,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
             .going_on_at(&limits);
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
-    let metrics = standing::of_verification(begun_with.clone(), progress.clone());
-    let metrics = JobMetrics::verification(metrics, progress.clone(), options.rates.clone());
+    let metrics = JobMetrics::verification(&begun_with, progress.clone(), options.rates.clone());
     let _exposing =
         expose(args.exposing.http, Arc::new(metrics), &stop, |text, json| args.show.print(text, json))
             .await?;

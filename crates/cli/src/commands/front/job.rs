@@ -43,11 +43,6 @@ impl FrontJob {
         FrontJob { control, finished, is_finished: AtomicBool::new(false), beginning, hooks }
     }
 
-    /// What moves its keys.
-    pub fn control(&self) -> &Control {
-        &self.control
-    }
-
     /// How the job stands whose front stands so.
     pub fn stands(&self, status: &FrontStatus) -> Standing {
         let phase = serde_json::to_value(status.phase).unwrap_or_default();
@@ -142,11 +137,11 @@ pub async fn expose_front(
     let (ports, moves) = (counts.clone(), job.clone());
     let metrics = move || {
         let kind = |is_counter| if is_counter { MetricKind::Counter } else { MetricKind::Gauge };
-        let numbers = numbers(&ports, moves.as_deref().map(FrontJob::control)).into_iter();
+        let numbers = numbers(&ports, moves.as_deref().map(|job| &*job.control)).into_iter();
         numbers.map(|n| Metric::new(kind(n.is_counter), n.name, n.help, n.value)).collect()
     };
     let status = move || match &job {
-        Some(job) => json!(job.stands(&job.control().seen())),
+        Some(job) => json!(job.stands(&job.control.seen())),
         None => json!({"clients": clients(&counts)}),
     };
     let metrics = JobMetrics::other(metrics, status);
