@@ -340,7 +340,10 @@ fn a_copy_has_hooks_and_what_cannot_happen_is_refused() {
     refused(&["sync", &from, &to, "--on", "switch="], "say what is to be run");
     refused(&["copy", &from, &to, "--on", "switch=true"], "begun, resumed, paused");
     refused(&["sync", &from, &to, "--on", "begun=true", "--hook-timeout", "1h"], "from 100ms to 5m");
-    refused(&["verify", &from, &to, "--depth", "counts", "--on", "ended=true"], "leave out --name and --on");
+    refused(
+        &["verify", &from, &to, "--depth", "counts", "--on", "ended=true"],
+        "leave out --name, --on and --http",
+    );
     assert_eq!(target.call(&["DBSIZE"]), Reply::Int(0), "nothing was begun");
     run(&["copy", &from, &to, "--on", "ended=echo $WHIMBREL_PHASE as $WHIMBREL_KIND"]).expect_code(0);
     assert_eq!(printed_by("ended", &hooks_of(state.path())), "done as copy");

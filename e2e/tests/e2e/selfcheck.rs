@@ -361,3 +361,21 @@ fn the_binary_is_built_and_runs() {
     assert!(binary::whimbrel().is_file());
     binary::run(&["--version"]).expect_code(0);
 }
+
+#[test]
+fn a_terminal_shows_the_first_differences_and_a_report_all() {
+    let ((left, _), (right, _)) = (server(Engine::Redis70), server(Engine::Valkey91));
+    for number in 0..30 {
+        left.call(&["SET", &format!("k{number}"), "v"]);
+    }
+    let (from, to) = (left.addr(), right.addr());
+    let listed = |more: &[&str]| {
+        let output = binary::run(&[&["verify", &*from, &*to][..], more].concat()).expect_code(6).stdout;
+        (output.matches("differs ").count(), output.contains("--list N lists up to N"))
+    };
+    assert_eq!(listed(&[]), (20, true));
+    assert_eq!(listed(&["--list", "29"]), (29, true));
+    assert_eq!(listed(&["--list", "30"]), (30, false));
+    let json = binary::run(&["verify", &from, &to, "--json"]).expect_code(6).stdout;
+    assert_eq!(json.matches("on the source only").count(), 30);
+}

@@ -1,6 +1,7 @@
 //! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon; and
 //! what a person sees of every kind of job, on a terminal with keys.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::fleets::Fleet;
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::http::Ask;
 use whimbrel_e2e::resharding::Scene;
@@ -175,6 +177,72 @@ fn a_daemon_shows_its_jobs() {
     wait_until("it is found again", || !is_lost());
     daemon.terminate();
     daemon.wait(PATIENCE).expect("it ends").expect_code(0);
+}
+
+/// The labels that a process tells with each of its metrics.
+fn labels_of(text: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (name, rest) = line.split_once(['{', ' ']).expect("a sample");
+        let labels = rest.split_once("} ").map_or("", |(labels, _)| labels).split("\",");
+        let labels = labels.filter_map(|label| Some(label.split_once('=')?.0.trim().to_owned()));
+        found.entry(name.to_owned()).or_default().extend(labels);
+    }
+    found
+}
+
+/// Every query of the dashboard asks for what a process tells, by labels that it has.
+#[test]
+fn the_dashboard_asks_for_what_there_is() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/grafana/whimbrel.json");
+    let dashboard = std::fs::read_to_string(path).expect("the dashboard");
+    let dashboard: Value = serde_json::from_str(&dashboard).expect("JSON");
+    let http = ["--http", "127.0.0.1:0"];
+    let slow = Slow::new();
+    let cluster = Cluster::builder(Engine::Valkey81).primaries(2).start().expect("the cluster starts");
+    let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
+    let state = state.path().to_str().expect("a plain path");
+    // A job, and a daemon that knows of it.
+    let args =
+        ["reshard", &seed, "--slots", "0-9", "--to", cluster.node_id(1), "--yes", "--state-dir", state];
+    Invocation::new(&args).timeout(PATIENCE).run().expect_code(0);
+    let args = ["serve", "--cluster", &seed, "--listen", "127.0.0.1:0", "--json", "--state-dir", state];
+    let daemon = Invocation::new(&[&args[..], &http].concat()).timeout(PATIENCE).spawn();
+    let [left, entered, followed] = [Engine::Redis70, Engine::Valkey91, Engine::Valkey91]
+        .map(|engine| Server::builder(engine).start().expect("a server starts"));
+    let front = Front::between(&left.addr(), &entered.addr(), &http);
+    front.command("start").expect_code(0);
+    let fleet = Fleet::start_on_etcd(&seed, 1, &http);
+    let sync = Sync::new(&slow.source.addr(), &followed.addr(), &[]);
+    let mut following = sync.start(&http);
+    wait_until_following(&mut following);
+    let jobs = ["copy", "verify"].map(|kind| slow.start(kind, 100, &http));
+    let coordinators = fleet.coordinators.iter().map(|one| &one.running);
+    let running = jobs.iter().chain([&following, &daemon, &front.running]).chain(coordinators);
+    let ports: Vec<String> = running.map(http_of).collect();
+    let mut told: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for at in &ports {
+        for (name, labels) in labels_of(&get(at, "/metrics").1) {
+            told.entry(name).or_default().extend(labels);
+        }
+    }
+    let mut asked = 0;
+    for panel in dashboard["panels"].as_array().expect("panels") {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let text = |name: &str| target[name].as_str().expect("a text").to_owned();
+            let (query, legend) = (text("expr"), text("legendFormat"));
+            let is_apart = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+            for name in query.split(is_apart).filter(|word| word.starts_with("whimbrel_")) {
+                let labels = told.get(name).unwrap_or_else(|| panic!("nobody tells {name}: {told:#?}"));
+                let wanted = legend.split("{{").skip(1).filter_map(|rest| rest.split_once("}}"));
+                let mut wanted = wanted.map(|(label, _)| label).filter(|label| *label != "instance");
+                assert_eq!(wanted.find(|label| !labels.contains(*label)), None, "{name}: {labels:?}");
+                asked += 1;
+            }
+        }
+    }
+    assert!(asked > 30, "{asked}");
+    drop((jobs, following, daemon));
 }
 
 /// A server that hangs keeps its connections: nothing breaks, and all looks well.

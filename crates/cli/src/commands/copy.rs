@@ -33,9 +33,6 @@ use whimbrel_control::private::job_dir;
 /// Size of the pieces in which large values move.
 pub const CHUNK_BYTES: usize = 512 << 10;
 
-/// Failed keys that are listed without `--json`.
-const FAILURES_SHOWN: usize = 20;
-
 /// What goes on with a copy, or with a sync in the direction that the command says.
 pub const AGAIN: &str = "the same command with --resume";
 
@@ -180,7 +177,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     // What else is on the target is known to be a copy's doing only where the target was empty.
     let verify = verify::options_after_copy(args, &dbs, refuse_existing)?;
     let stop = stop.clone();
-    let result = verify::verify(source, target, verify, &args.show, None, Arc::default(), stop).await?;
+    let result =
+        verify::verify(source, target, verify, (&args.show, None), None, Arc::default(), stop).await?;
     let t = &result.tally;
     let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
     if result.is_equal() || partial && only_the_failed { whole } else { Ok(verify::exit_of(&result)) }
@@ -257,7 +255,7 @@ pub fn show_sides(plan: &Plan, is_shown: impl Fn(&PlannedDb) -> bool) {
 
 /// Shows the first keys that failed.
 pub fn show_failures(failures: &[KeyFailure]) {
-    for failure in failures.iter().take(FAILURES_SHOWN) {
+    for failure in failures.iter().take(display::LISTED) {
         eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
     }
 }
@@ -290,8 +288,8 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
         eprintln!("note     {notice}");
     }
     show_failures(&report.failures);
-    if c.failed > FAILURES_SHOWN as u64 {
-        let more = format_count(c.failed - FAILURES_SHOWN as u64);
+    if c.failed > display::LISTED as u64 {
+        let more = format_count(c.failed - display::LISTED as u64);
         eprintln!("         … and {more} more; --json lists up to 1,000");
     }
     let mut rest = String::new();

@@ -64,7 +64,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         ttl_tolerance_ms: args.ttl_tolerance,
         settle: Settle { rounds: args.settle, ..Settle::default() },
         retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
-        differences_max: args.list,
+        differences_max: args.list.unwrap_or(VerifyOptions::default().differences_max),
         from_replica: args.from_replicas,
         check_extra: !args.ignore_extra,
         rates: Rates::of(limits),
@@ -83,7 +83,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
             let remedy = "leave out --name, --on and --http";
             return Err(Error::options(Side::Own, "read the options", what).with_remedy(remedy));
         }
-        return verify(source, target, options, &args.show, None, progress, stop).await;
+        return verify(source, target, options, (&args.show, args.list), None, progress, stop).await;
     };
     let store = Store::new(&folder);
     let begun_with =
@@ -99,7 +99,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
             .await?;
     let look = standing::of_verification(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
-    let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
+    let work = verify(source, target, options, (&args.show, args.list), Some(journal), progress, stop);
     let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
         (true, _) => Came::Short,
         (false, true) => Came::Through("equal"),
@@ -158,12 +158,12 @@ fn pairs(dbs: &[DbPair]) -> Vec<(u32, u32)> {
     dbs.iter().map(|p| (p.source, p.target)).collect()
 }
 
-/// Verifies, shows the progress and the report.
+/// Verifies, shows the progress and the report. As text it lists so many differences as are wanted, or a few.
 pub async fn verify(
     source: Arc<Deployment>,
     target: Arc<Deployment>,
     options: VerifyOptions,
-    show: &Show,
+    (show, listed): (&Show, Option<usize>),
     journal: Option<Journal<VerifyState>>,
     progress: Arc<VerifyProgress>,
     stop: CancellationToken,
@@ -174,7 +174,7 @@ pub async fn verify(
     let outcome = verify::verify_with_journal(source, target, options, progress, journal, stop).await;
     display.finish().await;
     let report = outcome?;
-    show_report(show, &report, depth, scope);
+    show_report((show, listed.unwrap_or(display::LISTED)), &report, depth, scope);
     Ok(report)
 }
 
@@ -236,7 +236,7 @@ fn left_ms((done, all): (u64, u64), seconds: f64) -> Option<u64> {
     (done > 0).then(|| (left / done as f64 * seconds * 1000.0) as u64)
 }
 
-fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: Scope) {
+fn show_report((show, listed): (&Show, usize), report: &VerifyReport, depth: verify::Depth, scope: Scope) {
     if show.json {
         out!("{}", json!({"event": "verify_report", "equal": report.is_equal(), "report": report}));
         return;
@@ -244,15 +244,15 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     for note in &report.notes {
         eprintln!("note     {note}");
     }
-    for d in &report.differences {
+    for d in report.differences.iter().take(listed) {
         let key = d.key.as_deref().map_or_else(String::new, |key| format!("\"{key}\": "));
         let kind = format!("{:?}", d.kind).to_lowercase();
         out!("differs  db {} {key}{kind}: {}", d.db, d.detail);
     }
-    if report.differences_cut {
+    if report.differences_cut || report.differences.len() > listed {
         out!("         … and more; --list N lists up to N");
     }
-    for key in &report.unstable_keys {
+    for key in report.unstable_keys.iter().take(listed) {
         out!("unstable {key}: it changed for as long as we looked");
     }
     let t = &report.tally;

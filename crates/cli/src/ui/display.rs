@@ -12,6 +12,9 @@ use whimbrel_flow::progress::{CopyCounts, CopyProgress};
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 
+/// Keys that failed or differ and are listed without `--json`, unless the user wants more.
+pub const LISTED: usize = 20;
+
 /// The cell for the time that is left.
 pub fn eta(left_ms: Option<u64>) -> String {
     format!("ETA {}", left_ms.map_or_else(|| "–".to_owned(), format_duration_ms))

@@ -133,9 +133,9 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub settle: u32,
 
-    /// List at most N differences; all are counted
-    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Output")]
-    pub list: usize,
+    /// List at most N differences; all are counted [default: 20, with --json and in reports 1000]
+    #[arg(long, value_name = "N", help_heading = "Output")]
+    pub list: Option<usize>,
 
     /// Go on with a verification that was interrupted: with the same options; what was found so far is kept
     #[arg(long, help_heading = "What else")]
