@@ -179,20 +179,31 @@ impl HttpServer {
     }
 }
 
-/// Shows `source` at `listen`, if that is wished, until `stop`, or until what is returned is dropped. `print`
-/// gets a line that says where, and the same as JSON.
+/// Begins to listen, if that is wished. Before anything is begun that others can see: a port that is taken
+/// leaves no trace then.
 ///
 /// # Errors
 /// As [`HttpServer::bind`].
-pub async fn expose(
-    listen: Option<SocketAddr>,
+pub async fn bind(listen: Option<SocketAddr>) -> Result<Option<HttpServer>> {
+    match listen {
+        Some(listen) => HttpServer::bind(listen).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Shows `source` there until `stop`, or until what is returned is dropped. `print` gets a line that says
+/// where, and the same as JSON.
+///
+/// # Errors
+/// As [`HttpServer::address`].
+pub fn expose(
+    server: Option<HttpServer>,
     source: Arc<impl MetricsSource>,
     stop: &CancellationToken,
     print: impl Fn(&str, &serde_json::Value),
 ) -> Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
-    if let Some(listen) = listen {
-        let server = HttpServer::bind(listen).await?;
+    if let Some(server) = server {
         let address = server.address()?.to_string();
         tasks.spawn(server.serve(source, stop.clone()));
         let text = format!("http     http://{address}/metrics, /healthz, /readyz, /status");

@@ -254,12 +254,14 @@ impl Jobs {
         let found: Vec<&Entry> = match entries.iter().find(|entry| entry.status.id == job).or(named) {
             // How earlier runs of it ended has names that begin with its name.
             Some(exactly) => vec![exactly],
-            None => entries.iter().filter(|entry| entry.status.is_called(job)).collect(),
+            // An empty name, as of a variable that is not set, would be the beginning of every one.
+            None => entries.iter().filter(|entry| !job.is_empty() && entry.status.is_called(job)).collect(),
         };
         match &found[..] {
             [one] => Ok((*one).clone()),
             several => {
                 let what = match several.len() {
+                    0 if job.is_empty() => "no job has an empty name".to_owned(),
                     0 => format!("there is no job {job}"),
                     n => format!("{job} could be any of {n} jobs"),
                 };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::Serialize;
 use whimbrel_core::units::{format_bytes, format_duration_ms};
+use whimbrel_flow::budget::{Rates, RatesNow};
 use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncReport, SyncShown, SyncStatus};
 
 use crate::http::{Label, Metric, MetricKind, MetricsSource};
@@ -26,6 +27,8 @@ pub struct Running {
     pub target: String,
     /// How it stands.
     pub status: Arc<SyncStatus>,
+    /// How fast its keys move.
+    pub rates: Rates,
 }
 
 /// How a sync stands, for others.
@@ -39,6 +42,8 @@ pub struct StatusSnapshot<'a> {
     pub target: &'a str,
     /// How it stands.
     pub status: SyncShown,
+    /// How fast its keys move, and whether it is paused.
+    pub rates: RatesNow,
 }
 
 impl Running {
@@ -49,6 +54,7 @@ impl Running {
             source: &self.source,
             target: &self.target,
             status: self.status.shown(),
+            rates: self.rates.now(),
         }
     }
 
@@ -196,6 +202,12 @@ impl MetricsSource for Current {
                 |s| Some(s.resumed as f64),
             ),
         ];
+        let is_paused = u64::from(running.rates.now().is_paused());
+        metrics.push(gauge(
+            "whimbrel_sync_paused",
+            "1 while it is paused, or outside of its hours",
+            is_paused,
+        ));
         metrics.extend(of_trouble(&shown));
         metrics
     }
@@ -208,9 +220,13 @@ impl MetricsSource for Current {
     }
 
     fn readiness(&self) -> Result<(), String> {
-        let Some(shown) = self.get().map(|running| running.status.shown()) else {
+        let Some(running) = self.get() else {
             return Err("it has not begun".to_owned());
         };
+        if let Some(paused) = running.rates.now().pause_in_words() {
+            return Err(format!("it is {paused}"));
+        }
+        let shown = running.status.shown();
         let broken = shown.sources.iter().find_map(|s| Some((&s.address, s.trouble.as_ref()?)));
         let broken = broken.map(|(address, why)| format!("no link to {address}: {why}"));
         let trouble = broken.or_else(|| shown.silences().next().map(nothing_heard));

@@ -33,8 +33,8 @@ pub fn clients(ports: &[Arc<Counts>]) -> u64 {
     ports.iter().map(|port| port.clients.load(Ordering::Relaxed)).sum()
 }
 
-/// What is counted at these ports of one front, and, once keys have begun to move, of them. No server is
-/// asked.
+/// What is counted at these ports of one front, and, once keys have begun to move, of them: from 0 again each
+/// time that they are turned round. No server is asked.
 pub fn numbers(ports: &[Arc<Counts>], control: Option<&Control>) -> Vec<Number> {
     let sum = |of: fn(&Counts) -> &AtomicU64| -> u64 {
         ports.iter().map(|port| of(port).load(Ordering::Relaxed)).sum()
@@ -74,7 +74,7 @@ fn of_moving(phase: Phase, m: &MovingStatus) -> [Number; 11] {
             "1 while something is wrong that whimbrel front status names",
             one(m.trouble.is_some()),
         ),
-        count("whimbrel_front_keys_moved", "Keys that this process has moved", m.moved),
+        count("whimbrel_front_keys_moved", "Keys that have moved since they began to, this way", m.moved),
         gauge("whimbrel_front_keys_staying", "Keys that the last pass could not move", m.staying as f64),
         count("whimbrel_front_commands_forwarded", "Commands sent to where keys move from", m.forwarded),
         count("whimbrel_front_commands_pulled", "Commands that waited for their keys", m.pulled),

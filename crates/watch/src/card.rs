@@ -6,6 +6,7 @@ use whimbrel_control::fleet::FleetStatus;
 use whimbrel_control::syncing::nothing_heard;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
+use whimbrel_flow::budget::RatesNow;
 use whimbrel_flow::journal::disk_full_words;
 use whimbrel_terminal::screen::Screen;
 use whimbrel_terminal::table::{Table, number, text as column};
@@ -81,7 +82,10 @@ fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
         text(&card["target"]),
         text(&status["phase"]),
     );
-    head + &lines_of_sync(status, &rates, screen)
+    let now = serde_json::from_value::<RatesNow>(card["rates"].clone()).unwrap_or_default();
+    let paused = now.pause_in_words().map_or_else(String::new, |words| format!("{words}: nothing arrives"));
+    let paused = if paused.is_empty() { paused } else { format!("         {}\n", screen.bad(&paused)) };
+    head + &paused + &lines_of_sync(status, &rates, screen)
 }
 
 fn text(value: &Value) -> &str {

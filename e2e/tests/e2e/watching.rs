@@ -13,7 +13,7 @@ use whimbrel_e2e::fleets::Fleet;
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::http::Ask;
 use whimbrel_e2e::resharding::Scene;
-use whimbrel_e2e::slow_jobs::{Slow, jobs};
+use whimbrel_e2e::slow_jobs::{Slow, jobs, listed};
 use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, stop, wait_until_following};
 use whimbrel_e2e::terminal::Terminal;
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
@@ -177,6 +177,47 @@ fn a_daemon_shows_its_jobs() {
     wait_until("it is found again", || !is_lost());
     daemon.terminate();
     daemon.wait(PATIENCE).expect("it ends").expect_code(0);
+}
+
+#[test]
+fn a_port_that_is_taken_leaves_no_trace() {
+    let slow = Slow::new();
+    let (from, to, taken) = (slow.source.addr(), slow.target.addr(), slow.source.addr());
+    let more = ["--http", &taken, "--state-dir", slow.state()];
+    let listen = ["front", "--listen", "127.0.0.1:0", "--source", &from, "--target", &to];
+    for command in [&["copy", &from, &to][..], &["verify", &from, &to], &["sync", &from, &to], &listen] {
+        let refused = Invocation::new(&[command, &more].concat()).timeout(PATIENCE).run().expect_code(1);
+        assert!(refused.stderr.contains(&*taken), "{}", refused.stderr);
+        assert_eq!(listed(slow.state()), Vec::<Value>::new(), "{command:?}");
+    }
+    let fleet = Fleet::start(&from, 1, &[]);
+    let join = ["front", "--join", &fleet.coordinator(), "--listen", "127.0.0.1:0", "--http", &taken];
+    Invocation::new(&join).timeout(PATIENCE).run().expect_code(1);
+    let status = fleet.status().expect("it stands");
+    assert_eq!(status["members"].as_array().map(Vec::len), Some(1), "{status:#}");
+}
+
+#[test]
+fn a_sync_that_is_paused_says_so() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    let job = Sync::new(&source.addr(), &target.addr(), &["--http", "127.0.0.1:0"]);
+    let mut sync = job.start(&[]);
+    let at = http_of(&sync);
+    wait_until_following(&mut sync);
+    let state = job.state.path().join("whimbrel");
+    let steer = |what: &str| jobs(state.to_str().expect("a plain path"), &[what, "--all"]).expect_code(0);
+    let page = || Invocation::new(&["watch", "--at", &at, "--once"]).timeout(PATIENCE).run().expect_code(0);
+    wait_for_metric(&at, "whimbrel_sync_paused ", |is| is == 0.0);
+    assert!(!page().stdout.contains("paused"));
+    steer("pause");
+    wait_for_metric(&at, "whimbrel_sync_paused ", |is| is == 1.0);
+    let (ready, why) = get(&at, "/readyz");
+    assert!(ready.contains("503") && why.contains("paused"), "{ready}: {why}");
+    assert!(page().stdout.contains("paused: nothing arrives"), "{}", page().stdout);
+    steer("resume");
+    wait_for_metric(&at, "whimbrel_sync_paused ", |is| is == 0.0);
+    stop(sync);
 }
 
 /// The labels that a process tells with each of its metrics.

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::again;
 use whimbrel_control::described::times;
-use whimbrel_control::http::expose;
+use whimbrel_control::http::{bind, expose};
 use whimbrel_control::job_metrics::JobMetrics;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
@@ -91,10 +91,9 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let dbs = args.which.names.dbs(&source, &target).await?;
     let is_unsaid = !(args.replace || args.skip || args.fail);
     let refuse_existing = is_unsaid && !args.dry_run;
-    let existing = existing(args);
     let mut options = CopyOptions {
         types: args.which.types.clone(),
-        existing,
+        existing: existing(args),
         limit: args.limit,
         from_replicas: args.from_replicas,
         ..options(selection, dbs, &args.limits, args.sides.retry_for)
@@ -130,6 +129,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         return Ok(exit);
     }
     note_first(args, &source, !resumes && journal::exists(&folder, &name));
+    let http = bind(args.exposing.http).await?;
     let journal = Journal::open(&folder, &name, &description, resumes)?;
     let progress = Arc::new(CopyProgress::default());
     let total: u64 = plan.dbs.iter().filter_map(|d| d.source_keys).sum();
@@ -144,8 +144,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let stop = &stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
     let metrics = JobMetrics::copy(&begun_with, progress.clone(), options.rates.clone());
-    let _exposing =
-        expose(args.exposing.http, Arc::new(metrics), stop, |text, json| args.show.print(text, json)).await?;
+    let _exposing = expose(http, Arc::new(metrics), stop, |text, json| args.show.print(text, json))?;
     let look = standing::of_copy(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let dbs = options.dbs.clone();

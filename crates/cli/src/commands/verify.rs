@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::http::expose;
+use whimbrel_control::http::{bind, expose};
 use whimbrel_control::job_metrics::JobMetrics;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
@@ -70,6 +70,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         rates: Rates::of(limits),
         ..VerifyOptions::default()
     };
+    let http = bind(args.exposing.http).await?;
     let record = open_record(args, &options, (&source, &target))?;
     if !args.show.json && !args.show.quiet {
         eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
@@ -94,9 +95,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
     let metrics = JobMetrics::verification(&begun_with, progress.clone(), options.rates.clone());
-    let _exposing =
-        expose(args.exposing.http, Arc::new(metrics), &stop, |text, json| args.show.print(text, json))
-            .await?;
+    let _exposing = expose(http, Arc::new(metrics), &stop, |text, json| args.show.print(text, json))?;
     let look = standing::of_verification(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let work = verify(source, target, options, (&args.show, args.list), Some(journal), progress, stop);

@@ -238,6 +238,22 @@ impl Pair {
         for index in others {
             self.settle_one(&mut cases[index]).await?;
         }
+        self.recheck_gone(cases, &texts).await
+    }
+
+    /// A string that expired, or was deleted, since it was seen reads as an empty one: that is no difference
+    /// of values.
+    async fn recheck_gone(&mut self, cases: &mut [Case], texts: &[usize]) -> Result<()> {
+        let differ: Vec<usize> =
+            texts.iter().copied().filter(|&i| cases[i].verdict == Verdict::Differs).collect();
+        let requests: Vec<Request> = differ.iter().map(|&i| Request::on("EXISTS", &cases[i].key)).collect();
+        let (source, target) = self.both(&requests).await?;
+        for ((index, source), target) in differ.into_iter().zip(source).zip(target) {
+            if [&source, &target].into_iter().any(|is_there| is_there.as_int() == Some(0)) {
+                cases[index].findings.clear();
+                cases[index].verdict = Verdict::Shifted;
+            }
+        }
         Ok(())
     }
 
@@ -513,6 +529,9 @@ fn same_collection(kind: Option<&KeyType>, source: &[Bytes], target: &[Bytes]) -
     }
 }
 
+/// What `PEXPIRETIME` and `PTTL` say of a key that does not exist.
+const NO_KEY: i64 = -2;
+
 /// How often a server without `PEXPIRETIME` is asked when a key expires, where its clock goes on meanwhile.
 const LOOKS_MAX: usize = 8;
 
@@ -556,21 +575,23 @@ async fn metas_once(peer: &mut Peer, keys: &[Bytes]) -> Result<Vec<Option<Meta>>
         let mut next = || replies.next().ok_or_else(|| Error::own("compare", "a reply is missing"));
         let kind = fatal(sound(peer, "TYPE", next()?), peer, "TYPE")?;
         let kind = KeyType::of(kind.as_str().ok_or_else(|| peer.unexpected("TYPE"))?);
-        let expiry = if exact {
+        // It may go between the two questions: then it is not there.
+        let (is_there, expiry) = if exact {
             let at = fatal(sound(peer, "PEXPIRETIME", next()?), peer, "PEXPIRETIME")?;
             let at = at.as_int().ok_or_else(|| peer.unexpected("PEXPIRETIME"))?;
-            u64::try_from(at).ok().map(|at| Expiry { from_ms: at, to_ms: at })
+            (at != NO_KEY, u64::try_from(at).ok().map(|at| Expiry { from_ms: at, to_ms: at }))
         } else {
             let (before, left, after) = (next()?, next()?, next()?);
             let left = fatal(sound(peer, "PTTL", left), peer, "PTTL")?;
             let left = left.as_int().ok_or_else(|| peer.unexpected("PTTL"))?;
             let time = |reply: &Value| time_ms(reply).ok_or_else(|| peer.unexpected("TIME"));
             let (before, after) = (time(&before)?, time(&after)?);
-            u64::try_from(left)
+            let expiry = u64::try_from(left)
                 .ok()
-                .map(|left| Expiry { from_ms: before.min(after) + left, to_ms: before.max(after) + left })
+                .map(|left| Expiry { from_ms: before.min(after) + left, to_ms: before.max(after) + left });
+            (left != NO_KEY, expiry)
         };
-        metas.push(kind.map(|kind| Meta { kind, expiry }));
+        metas.push(kind.filter(|_| is_there).map(|kind| Meta { kind, expiry }));
     }
     Ok(metas)
 }

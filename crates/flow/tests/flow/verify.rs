@@ -28,7 +28,7 @@ whimbrel_lab::for_each_engine! {
 }
 
 whimbrel_lab::for_each_engine! {
-    async on Redis80 Valkey91: fields_that_end_while_they_are_compared_do_not_differ
+    async on Redis80 Valkey91: what_ends_while_it_is_compared_does_not_differ
 }
 
 /// A far future, not a multiple of a second.
@@ -191,8 +191,9 @@ async fn a_tolerance_for_expiry_times() {
     assert!(lenient.is_equal(), "{:?}", lenient.differences);
 }
 
-/// One server shows a field in the millisecond in which another has removed it.
-async fn fields_that_end_while_they_are_compared_do_not_differ(engine: Engine) {
+/// One server shows a field in the millisecond in which another has removed it, and a string that has expired
+/// reads as an empty one.
+async fn what_ends_while_it_is_compared_does_not_differ(engine: Engine) {
     const HASHES: u64 = 1_000;
     let source = plain(engine);
     // It removes what has ended as early as it can.
@@ -205,9 +206,12 @@ async fn fields_that_end_while_they_are_compared_do_not_differ(engine: Engine) {
             .flat_map(|i| {
                 // Every fourth has a field that stays.
                 let stays = if i % 4 == 0 { " stays v" } else { "" };
+                let end_ms = begin_ms + i / 2;
                 [
                     words(&format!("HSET h{i} f v g v{stays}")),
-                    words(&format!("HPEXPIREAT h{i} {} FIELDS 2 f g", begin_ms + i / 2)),
+                    words(&format!("HPEXPIREAT h{i} {end_ms} FIELDS 2 f g")),
+                    words(&format!("SET short{i} v PXAT {end_ms}")),
+                    words(&format!("SET long{i} {} PXAT {end_ms}", "v".repeat(3_000))),
                 ]
             })
             .collect();

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::failpoint::{self, When};
 use whimbrel_control::hooks::JobHooks;
-use whimbrel_control::http::{Metric, MetricKind, expose};
+use whimbrel_control::http::{HttpServer, Metric, MetricKind, expose};
 use whimbrel_control::job_metrics::JobMetrics;
 use whimbrel_control::steering::{Attended, How, Refusal, Request, Standing, Steered, Why};
 use whimbrel_control::store::Status;
@@ -125,11 +125,8 @@ impl Steered for FrontJob {
 }
 
 /// Shows what the front counts where the user wants it.
-///
-/// # Errors
-/// As [`expose`].
-pub async fn expose_front(
-    args: &FrontArgs,
+pub fn expose_front(
+    (args, http): (&FrontArgs, Option<HttpServer>),
     counts: Vec<Arc<Counts>>,
     job: Option<Arc<FrontJob>>,
     stop: &CancellationToken,
@@ -145,7 +142,7 @@ pub async fn expose_front(
         None => json!({"clients": clients(&counts)}),
     };
     let metrics = JobMetrics::other(metrics, status);
-    expose(args.exposing.http, Arc::new(metrics), stop, |text, json| args.show.print(text, json)).await
+    expose(http, Arc::new(metrics), stop, |text, json| args.show.print(text, json))
 }
 
 /// The front has ended: it is written down how far it came.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::http::bind;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::fleet::{JoinOptions, Joined, backends};
@@ -72,8 +73,9 @@ async fn try_run(
         leave_patience_ms: args.joining.leave_timeout,
         endpoint_of: Arc::new(args.source_maker()),
     };
+    let http = bind(args.exposing.http).await?;
     let joined = Joined::join(options, source, join).await?;
-    let _exposing = expose_front(args, joined.counts(), None, &stop).await?;
+    let _exposing = expose_front((args, http), joined.counts(), None, &stop)?;
     let (address, member, forwarding) = (joined.announced(), joined.member().0, joined.forwarding()?);
     let version = &joined.backend().version;
     let json = json!({

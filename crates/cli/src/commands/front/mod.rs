@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fronts::FrontFiles;
+use whimbrel_control::http::bind;
 use whimbrel_control::store::Kind;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::server::Front;
@@ -56,6 +57,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     }
     let at = source.address.to_string();
     let to = target.as_ref().map(|target| target.address.to_string());
+    let http = bind(args.exposing.http).await?;
     let (front, files) = match target {
         None => (Front::bind(options, source).await?, None),
         Some(target) => {
@@ -71,7 +73,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         }
     };
     let _exposing =
-        expose_front(args, vec![front.counts()], files.as_ref().map(|(_, it)| it.steered()), &stop).await?;
+        expose_front((args, http), vec![front.counts()], files.as_ref().map(|(_, it)| it.steered()), &stop)?;
     let (address, version) = (front.address()?, front.source().version.clone());
     let json = json!({
         "event": "serving", "address": address.to_string(), "source": at, "target": to,

@@ -12,7 +12,7 @@ use whimbrel_control::daemon::log::Log;
 use whimbrel_control::daemon::queue::Queue;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, NodePorts, STRANGERS_MAX, Services};
 use whimbrel_control::fleet::Coordinator;
-use whimbrel_control::http::{CONNECTIONS_MAX, expose};
+use whimbrel_control::http::{CONNECTIONS_MAX, bind, expose};
 use whimbrel_control::store::Store;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -90,7 +90,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     };
     // Its tasks end with this function.
     let _exposing =
-        expose(args.exposing.http, log.shown(), stop, |text, json| voice.print(text, json)).await?;
+        expose(bind(args.exposing.http).await?, log.shown(), stop, |text, json| voice.print(text, json))?;
     let moves = async {
         if let Some(queue) = &queue {
             queue.run(stop).await;

@@ -11,7 +11,7 @@ use whimbrel_control::cutovers;
 use whimbrel_control::described::times;
 use whimbrel_control::fronts::LocalFronts;
 use whimbrel_control::hooks::HookSettings;
-use whimbrel_control::http::expose;
+use whimbrel_control::http::{bind, expose};
 use whimbrel_control::naming::{JobName, job_of};
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{CUT_OVER, Kind, Store};
@@ -105,8 +105,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     }
     let current = Arc::new(Current::default());
     // Its tasks end with this function.
-    let _exposing =
-        expose(args.exposing.http, current.clone(), stop, |text, json| args.show.print(text, json)).await?;
+    let _exposing = expose(bind(args.exposing.http).await?, current.clone(), stop, |text, json| {
+        args.show.print(text, json)
+    })?;
     let journal = Journal::open(&folder, &name, &description, resumes)?;
     let status = Arc::new(SyncStatus::default());
     if let Some(words) = losses::functions_left(plan).filter(|_| !args.functions) {
@@ -287,6 +288,7 @@ async fn attended(
         source: source.endpoint.address.to_string(),
         target: target.endpoint.address.to_string(),
         status: status.clone(),
+        rates: options.copy.rates.clone(),
     };
     current.set(running.clone());
     let store = Store::new(folder);

@@ -149,8 +149,7 @@ pub struct WatchArgs {
     /// The job, or the beginning of its name [default: the only one that runs, else the list of jobs]
     pub job: Option<String>,
 
-    /// Ask a sync or a daemon on another machine, or the coordinator of a fleet, by the HOST:PORT that it was
-    /// given with --http
+    /// Ask one that runs on another machine, by the HOST:PORT that it was given with --http
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["job", "state_dir"])]
     pub at: Option<String>,
 
