@@ -194,7 +194,7 @@ fn a_port_that_is_taken_leaves_no_trace() {
     let join = ["front", "--join", &fleet.coordinator(), "--listen", "127.0.0.1:0", "--http", &taken];
     Invocation::new(&join).timeout(PATIENCE).run().expect_code(1);
     let status = fleet.status().expect("it stands");
-    assert_eq!(status["members"].as_array().map(Vec::len), Some(1), "{status:#}");
+    assert_eq!(status["fleet"]["members"].as_array().map(Vec::len), Some(1), "{status:#}");
 }
 
 #[test]
