@@ -109,6 +109,21 @@ impl Metric {
     }
 }
 
+/// A number that only grows, without labels.
+pub(crate) fn count(name: &'static str, help: &'static str, value: u64) -> Metric {
+    Metric::new(MetricKind::Counter, name, help, value as f64)
+}
+
+/// A number that goes up and down, without labels.
+pub(crate) fn gauge(name: &'static str, help: &'static str, value: u64) -> Metric {
+    Metric::new(MetricKind::Gauge, name, help, value as f64)
+}
+
+/// A time that goes up and down, in seconds.
+pub(crate) fn seconds(name: &'static str, help: &'static str, ms: u64) -> Metric {
+    Metric::new(MetricKind::Gauge, name, help, ms as f64 / 1000.0)
+}
+
 #[derive(Debug)]
 struct Metrics(Vec<Metric>);
 

@@ -9,8 +9,7 @@ use whimbrel_flow::budget::Rates;
 use whimbrel_flow::progress::CopyProgress;
 use whimbrel_flow::verify::VerifyProgress;
 
-use crate::http::MetricKind::{Counter, Gauge};
-use crate::http::{Metric, MetricsSource};
+use crate::http::{Metric, MetricsSource, count, gauge, seconds};
 use crate::standing;
 use crate::steering::Standing;
 use crate::store::Status;
@@ -27,18 +26,6 @@ impl std::fmt::Debug for JobMetrics {
     }
 }
 
-fn count(name: &'static str, help: &'static str, value: u64) -> Metric {
-    Metric::new(Counter, name, help, value as f64)
-}
-
-fn gauge(name: &'static str, help: &'static str, value: u64) -> Metric {
-    Metric::new(Gauge, name, help, value as f64)
-}
-
-fn seconds(name: &'static str, help: &'static str, ms: Option<u64>) -> Metric {
-    Metric::new(Gauge, name, help, ms.unwrap_or(0) as f64 / 1000.0)
-}
-
 /// As the job answers those who ask it.
 fn answer_of(look: &impl Fn() -> Standing, rates: &Rates) -> Value {
     let mut standing = look();
@@ -53,7 +40,7 @@ impl JobMetrics {
         let limits = rates.clone();
         let metrics = move || {
             let c = progress.snapshot();
-            let is_paused = rates.now().pause_in_words().is_some();
+            let is_paused = rates.now().is_paused();
             let full_help = "For how long the journal's disk has been full; 0 while it has room";
             vec![
                 count("whimbrel_copy_keys_read", "Keys whose state was read from the source", c.read),
@@ -71,7 +58,7 @@ impl JobMetrics {
                     "1 while it is paused, or outside of its hours",
                     is_paused.into(),
                 ),
-                seconds("whimbrel_copy_disk_full_seconds", full_help, progress.disk.full_ms()),
+                seconds("whimbrel_copy_disk_full_seconds", full_help, progress.disk.full_ms().unwrap_or(0)),
             ]
         };
         JobMetrics { metrics: Box::new(metrics), status: Box::new(move || answer_of(&look, &limits)) }
@@ -84,7 +71,7 @@ impl JobMetrics {
         let metrics = move || {
             let p = &progress;
             let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-            let is_paused = rates.now().pause_in_words().is_some();
+            let is_paused = rates.now().is_paused();
             let full_help = "For how long the journal's disk has been full; 0 while it has room";
             let extra_help = "Keys of the target that were looked for on the source";
             vec![
@@ -100,7 +87,7 @@ impl JobMetrics {
                     "1 while it is paused, or outside of its hours",
                     is_paused.into(),
                 ),
-                seconds("whimbrel_verify_disk_full_seconds", full_help, p.disk.full_ms()),
+                seconds("whimbrel_verify_disk_full_seconds", full_help, p.disk.full_ms().unwrap_or(0)),
             ]
         };
         JobMetrics { metrics: Box::new(metrics), status: Box::new(move || answer_of(&look, &limits)) }

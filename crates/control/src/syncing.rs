@@ -8,7 +8,7 @@ use whimbrel_core::units::{format_bytes, format_duration_ms};
 use whimbrel_flow::budget::{Rates, RatesNow};
 use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncReport, SyncShown, SyncStatus};
 
-use crate::http::{Label, Metric, MetricKind, MetricsSource};
+use crate::http::{Label, Metric, MetricKind, MetricsSource, count, gauge, seconds};
 use crate::steering::Standing;
 use crate::store::Status;
 
@@ -99,7 +99,6 @@ impl Current {
 
 /// What the journal's disk and a cutover would cost now.
 fn of_trouble(shown: &SyncShown) -> Vec<Metric> {
-    let seconds = |name, help, ms: u64| Metric::new(MetricKind::Gauge, name, help, ms as f64 / 1000.0);
     let help = "For how long the journal's disk has been full; 0 while it has room";
     let full = seconds("whimbrel_sync_disk_full_seconds", help, shown.disk_full_ms.unwrap_or(0));
     let estimate = shown.pause_estimate_ms.map(|estimate_ms| {
@@ -115,8 +114,6 @@ impl MetricsSource for Current {
         let Some(running) = self.get() else { return Vec::new() };
         let shown = running.status.shown();
         let c = &shown.counts;
-        let count = |name, help, value: u64| Metric::new(Counter, name, help, value as f64);
-        let gauge = |name, help, value: u64| Metric::new(Gauge, name, help, value as f64);
         let by = |kind, name, help, value: fn(&SourceShown) -> Option<f64>| {
             let labels = |source: &SourceShown| -> Vec<Label> {
                 vec![("primary", source.address.clone()), ("feed", source.feed.clone())]
