@@ -471,7 +471,10 @@ fn a_stream_that_goes_on_is_for_the_database_that_it_was_for() {
     (0..5).for_each(|n| set(&format!("a:{n}")));
     let output = job.start(&["--once", "--resume"]).wait(PATIENCE).expect("it ends").expect_code(0);
     let counts = report(&output)["report"]["counts"].clone();
-    assert_eq!((&counts["gone"], &counts["written"]), (&0.into(), &5.into()), "{counts}");
+    // A key is there a moment before its answer is: `before` may be copied again.
+    let written = counts["written"].as_u64().expect("a number");
+    assert!(counts["gone"] == 0 && (5..=6).contains(&written), "{counts}");
+    assert!((0..5).all(|n| holds(&target, 3, &format!("a:{n}"))), "a key is not where it was written");
     // Another sync begins where nothing is remembered.
     let job = Sync::new(&source.addr(), &other.addr(), &[]);
     let mut sync = job.start(&[]);
