@@ -103,7 +103,7 @@ fn is_killed(engine: Engine, cases: Cases, how: &[&str], batches: usize) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let all = EFFECTS.iter().flat_map(|(effect, _)| [format!("{effect}:before"), format!("{effect}:after")]);
-    for (number, place) in cases.of(engine, all.collect(), 2).iter().enumerate() {
+    for (number, place) in cases.of(engine, all.collect(), 4).iter().enumerate() {
         let writers = writers(&scene, &format!("killed{number}"));
         let (source, target) = owner(&scene, place);
         // A busy machine does not come to an end within the usual pause.
@@ -151,7 +151,7 @@ fn whimbrel_is_killed_while_it_rolls_back(engine: Engine, cases: Cases) {
         ("take-over:before", "observe:before"),
         ("take-over:after", "release:before"),
     ];
-    for (number, (first, second)) in cases.of(engine, all, 2).into_iter().enumerate() {
+    for (number, (first, second)) in cases.of(engine, all, 4).into_iter().enumerate() {
         let place = format!("{first}, then {second}");
         let writers = writers(&scene, &format!("twice{number}"));
         let (source, target) = owner(&scene, &place);
