@@ -25,7 +25,8 @@ pub fn of_copy(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> 
             phase: "copying".to_owned(),
             ..begun_with.clone()
         };
-        Standing { job, details: json!({"counts": counts}) }
+        let details = json!({"counts": counts, "disk_full_ms": progress.disk.full_ms()});
+        Standing { job, details }
     }
 }
 
@@ -38,7 +39,8 @@ pub fn of_verification(
         let (done, all) = looked(&progress);
         let job = Status { keys: all, keys_moved: done, phase: "comparing".to_owned(), ..begun_with.clone() };
         let differing = progress.differing.load(Ordering::Relaxed);
-        Standing { job, details: json!({"differing": differing}) }
+        let details = json!({"differing": differing, "disk_full_ms": progress.disk.full_ms()});
+        Standing { job, details }
     }
 }
 

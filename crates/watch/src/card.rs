@@ -113,8 +113,8 @@ pub(crate) fn lines_of_sync(status: &Value, rates: &str, screen: Screen) -> Stri
             page.push_str(&format!("SILENT   {}\n", nothing_heard(silence)));
         }
     }
-    if let Some(full_ms) = status["disk_full_ms"].as_u64() {
-        page.push_str(&format!("DISK     {}\n", disk_full_words(full_ms)));
+    if let Some(line) = disk_line(status) {
+        page.push_str(&format!("{line}\n"));
     }
     if let Some(trouble) = status["trouble"].as_str() {
         page.push_str(&format!("again    {trouble}\n"));
@@ -139,6 +139,11 @@ pub(crate) fn lines_of_sync(status: &Value, rates: &str, screen: Screen) -> Stri
         ));
     }
     page
+}
+
+/// That what a job did is not written down; `None` where its disk has room.
+pub(crate) fn disk_line(standing: &Value) -> Option<String> {
+    standing["disk_full_ms"].as_u64().map(|full_ms| format!("DISK     {}", disk_full_words(full_ms)))
 }
 
 /// A row for each primary of the source.

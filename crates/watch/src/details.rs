@@ -5,7 +5,7 @@ use whimbrel_control::store::{Kind, Status};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_terminal::screen::Screen;
 
-use crate::card::lines_of_sync;
+use crate::card::{disk_line, lines_of_sync};
 
 /// The lines of a job, by what it said; empty where it has said nothing.
 pub(crate) fn lines(status: &Status, details: &Value, screen: Screen) -> Vec<String> {
@@ -13,9 +13,10 @@ pub(crate) fn lines(status: &Status, details: &Value, screen: Screen) -> Vec<Str
     match status.kind {
         Kind::Move => of_move(status),
         _ if details.is_null() => Vec::new(),
-        Kind::Copy => of_copy(&details["counts"]),
+        Kind::Copy => with_disk(of_copy(&details["counts"]), details),
         Kind::Verify => {
-            vec![format!("found    {} differing so far", format_count_of(of(&details["differing"]), "key"))]
+            let found = format_count_of(of(&details["differing"]), "key");
+            with_disk(vec![format!("found    {found} differing so far")], details)
         }
         Kind::Sync => {
             let lines = lines_of_sync(&details["status"], "", screen);
@@ -23,6 +24,11 @@ pub(crate) fn lines(status: &Status, details: &Value, screen: Screen) -> Vec<Str
         }
         Kind::Front => of_front(details),
     }
+}
+
+fn with_disk(mut lines: Vec<String>, details: &Value) -> Vec<String> {
+    lines.extend(disk_line(details));
+    lines
 }
 
 fn of_copy(counts: &Value) -> Vec<String> {

@@ -113,6 +113,10 @@ fn a_copy_goes_on() {
     wait_for(&mut copy, "copying", |line| line["counts"]["written"].as_u64() > Some(1));
     disk.fill().expect("it is filled");
     wait_for(&mut copy, "full", |line| line["disk_full_ms"].is_u64());
+    let state = disk.path().to_string_lossy().into_owned();
+    let watch = ["watch", "copy-", "--once", "--state-dir", &state];
+    let page = Invocation::new(&watch).timeout(PATIENCE).run().expect_code(0).stdout;
+    assert!(page.contains("DISK     disk full since "), "{page}");
     disk.make_room().expect("there is room");
     copy.wait(PATIENCE).expect("it ends").expect_code(0);
     assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(60_000));
