@@ -78,8 +78,6 @@ pub enum Remedy {
     MapDatabase(&'static str),
     /// Listen for others only with a password or certificates, or say that everybody may.
     ProtectOrOpenToAll,
-    /// Do not share connections.
-    LeaveOutSharedConnections,
     /// Name the address by which others reach this process.
     Announce,
     /// See that the coordinator runs, and the password.
@@ -178,9 +176,6 @@ impl fmt::Display for Remedy {
             Remedy::ProtectOrOpenToAll => {
                 "have the user default want a password or turn it off (ACL SETUSER default off), listen on \
                     127.0.0.1, have clients show certificates, or say that it is open to all"
-            }
-            Remedy::LeaveOutSharedConnections => {
-                "do not share connections: they are shared with a single server only"
             }
             Remedy::Announce => "announce the address by which clients and other members reach it",
             Remedy::SeeCoordinator => "see that a coordinator runs there, and that the password is right",

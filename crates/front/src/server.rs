@@ -11,11 +11,12 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::probe::ServerFacts;
 use whimbrel_engine::tls::Acceptor;
 
+use crate::command::keys::CommandTable;
 use crate::face::Face;
 use crate::migrate::stages::Stages;
 pub use crate::session::context::Counts;
@@ -43,8 +44,8 @@ pub struct FrontOptions {
     /// It has been promised that scripts and functions use no other keys than those they declare, so they are
     /// run while keys move.
     pub scripts_declare_keys: bool,
-    /// This many connections to the server are shared by clients of the same user, for what needs none of its
-    /// own; 0: none are.
+    /// This many connections to the server, or to each primary of a cluster, are shared by clients of the
+    /// same user, for what needs none of its own; 0: none are.
     pub share_connections: usize,
     /// Clients at once; more are told so and closed, in the words of the servers.
     pub clients_max: usize,
@@ -114,19 +115,15 @@ impl Front {
         };
         let connections = match options.share_connections {
             0 => None,
-            // The keys have moved here from a server whose connections were shared. The front that is run
-            // again serves them all the same.
-            _ if source.is_cluster() && source.side() == Side::Target => {
-                tracing::warn!("connections to the target are not shared: it is a cluster");
-                None
+            each => {
+                let table = CommandTable::ask(&mut source.link().await?).await?;
+                Some(SharedConnections::new(source.endpoint().clone(), options.link, &table, each))
             }
-            _ if source.is_cluster() => {
-                return Err(source.not_shared());
-            }
-            each => Some(SharedConnections::new(source.clone(), each).await?),
         };
-        // Without stages a session would not know what its client has open at the server.
-        let stages = stages.or_else(|| connections.is_some().then(Stages::forwarding));
+        // Without stages a session would not know what its client has open at the server. Connections to a
+        // cluster know that.
+        let needs_stages = connections.is_some() && !source.is_cluster();
+        let stages = stages.or_else(|| needs_stages.then(Stages::forwarding));
         let mut front = Front::of(listener, options, source, facts, face);
         if let Some(shared) = Arc::get_mut(&mut front.shared) {
             (shared.stages, shared.connections) = (stages, connections);

@@ -126,10 +126,9 @@ impl<'a> Front<'a> {
     /// Between these servers, which it reaches at these addresses.
     #[track_caller]
     fn at(source: &'a Deployed, target: &'a Deployed, source_url: &str, target_url: &str) -> Front<'a> {
-        // Until keys move; with clusters it is refused.
-        let is_shared = matches!(source, Deployed::Server(_));
-        let sharing: &[&str] = if is_shared { &["--share-connections", "2"] } else { &[] };
-        Front { process: fronts::Front::between(source_url, target_url, sharing), source, target }
+        // Until keys move.
+        let sharing = ["--share-connections", "2"];
+        Front { process: fronts::Front::between(source_url, target_url, &sharing), source, target }
     }
 
     #[track_caller]

@@ -116,9 +116,8 @@ pub(super) fn measure(
         ways.push(direct(server)?);
     }
     ways.push(whimbrel("whimbrel", 0, server)?);
+    ways.push(whimbrel("whimbrel sharing", args.share_connections, server)?);
     if follows_none {
-        // Shared with a single server only.
-        ways.push(whimbrel("whimbrel sharing", args.share_connections, server)?);
         match nutcracker(server)? {
             Some(way) => ways.push(way),
             None => eprintln!("note: nutcracker is not on PATH, so it is not measured"),

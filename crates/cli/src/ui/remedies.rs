@@ -89,9 +89,6 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
             "have the user default want a password or turn it off (ACL SETUSER default off), listen on \
                 127.0.0.1, have clients show certificates with --tls-client-ca, or say --open-to-all"
         }
-        Remedy::LeaveOutSharedConnections => {
-            "leave --share-connections out: they are shared with a single server only"
-        }
         Remedy::Announce => "say with --announce by which address clients and other members reach it",
         Remedy::SeeCoordinator => {
             "see that whimbrel serve --fleet runs there, and that the password is right"

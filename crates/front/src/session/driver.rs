@@ -24,6 +24,7 @@ use crate::migrate::stages::Entrance;
 use crate::migrate::state::{MigrationState, Ready};
 use crate::pipe::frame::one_line;
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, read, write};
+use crate::upstream::Connection;
 use crate::upstream::identity::Identity;
 use crate::upstream::shared::Handle;
 
@@ -78,8 +79,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
             Some(Entrance::Forwarding(ticket)) => {
                 let plain = Box::new(Plain::default());
                 let mode = match &context.connections {
-                    Some(connections) => Mode::Sharing(plain, Box::new(Sharing::new(connections.clone()))),
-                    None => Mode::Noting(plain),
+                    Some(connections) if !context.source.is_cluster() => {
+                        Mode::Sharing(plain, Box::new(Sharing::new(connections.clone())))
+                    }
+                    // Connections to a cluster share by themselves.
+                    _ => Mode::Noting(plain),
                 };
                 (mode, Some(Call::new(ticket)))
             }
@@ -184,7 +188,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
             return connect_to(moving.migration.clone(), side, identity);
         }
         let context = self.context.clone();
-        Box::pin(async move { context.source.introduce(&identity).await })
+        Box::pin(async move {
+            let mut connection = context.source.introduce(&identity).await?;
+            if let (Connection::Cluster(cluster), Some(shared)) = (&mut connection, &context.connections) {
+                cluster.share(shared.clone());
+            }
+            Ok(connection)
+        })
     }
 
     fn poll_connecting(&mut self, cx: &mut Context<'_>) -> bool {

@@ -10,17 +10,8 @@ use bytes::BytesMut;
 use super::due::{Due, Special};
 use super::link::{Kind, Link};
 use super::sharing::Route;
-use super::state::{Action, Mode, Session, WHOLE_BYTES_MAX};
-
-/// Has the server note how far it is, for `WAIT`, which waits for what was written before the last command of
-/// its connection. Without words it changes nothing, and every user may say it.
-const MARK: &[u8] = b"*1\r\n$5\r\nHELLO\r\n";
-
-/// What `CLIENT` is followed by that leaves nothing behind on the connection but what is known anyway.
-const HARMLESS: [&[u8]; 11] = [
-    b"ID", b"INFO", b"LIST", b"GETNAME", b"SETNAME", b"SETINFO", b"KILL", b"PAUSE", b"UNPAUSE", b"UNBLOCK",
-    b"HELP",
-];
+use super::state::{Action, Mode, Session};
+use crate::upstream::shared::{MARK, SHARED_BYTES_MAX, binds, looks_back};
 
 impl Session {
     /// Where the request goes that is next in the inbox. `len` is its length, where it has arrived as a
@@ -30,17 +21,14 @@ impl Session {
         let rest = &self.inbox[taken..];
         let word = |i: usize| self.requests.args().get(i).and_then(|range| rest.get(range.clone()));
         let name = word(0).unwrap_or_default();
-        if name.eq_ignore_ascii_case(b"CLIENT") {
-            sharing.is_alone |=
-                word(1).is_none_or(|second| !HARMLESS.iter().any(|word| second.eq_ignore_ascii_case(word)));
-        }
+        sharing.is_alone |= binds(name, word(1));
         let is_countable = !self.is_subscribed && plain.is_portable();
         let may_share = sharing.is_let_in && !sharing.is_alone && is_countable;
         match len {
-            Some(len) if may_share && len <= WHOLE_BYTES_MAX && sharing.connections.takes(name) => {
+            Some(len) if may_share && len <= SHARED_BYTES_MAX && sharing.connections.takes(name) => {
                 Route::Shared
             }
-            _ if name.eq_ignore_ascii_case(b"WAIT") || name.eq_ignore_ascii_case(b"WAITAOF") => Route::Marked,
+            _ if looks_back(name) => Route::Marked,
             _ => Route::Own,
         }
     }

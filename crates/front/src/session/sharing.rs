@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use super::due::{Due, Special};
-use crate::upstream::shared::SharedConnections;
-
-/// A client that gets so much at once has its own connection from then on: others would wait for it.
-const AT_ONCE_BYTES_MAX: usize = 256 << 10;
+use crate::upstream::shared::{AT_ONCE_BYTES_MAX, SharedConnections};
 
 pub(super) struct Sharing {
     pub(super) connections: Arc<SharedConnections>,

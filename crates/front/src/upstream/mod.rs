@@ -16,10 +16,9 @@ use tokio::time::timeout;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::{Claims, Deployment};
 use whimbrel_engine::endpoint::{Address, Endpoint};
-use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::{Io, Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
-use whimbrel_engine::remedy::Remedy;
 
 use crate::upstream::cluster::{AsIo, Cluster, ClusterConnection, Connector, Ids};
 use crate::upstream::identity::Identity;
@@ -203,18 +202,6 @@ impl Upstream {
             links.push(Link::open(&self.endpoint, &address, self.link).await?);
         }
         Ok(links)
-    }
-
-    /// Which of the two it is.
-    pub(crate) fn side(&self) -> Side {
-        self.endpoint.side
-    }
-
-    /// Why connections to it are not shared: to a cluster, clients have none of their own.
-    pub(crate) fn not_shared(&self) -> Error {
-        let kind = ErrorKind::Unfit("it is a cluster".to_owned());
-        Error::new(self.endpoint.side, self.endpoint.address.to_string(), "share connections", kind)
-            .with_remedy(Remedy::LeaveOutSharedConnections)
     }
 
     /// A connection of our own to each primary of a cluster, and the slots that it has as far as is known;

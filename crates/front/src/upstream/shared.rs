@@ -1,9 +1,9 @@
-//! Connections to the server that several clients share.
+//! Connections to a server, or to a node of a cluster, that several clients share.
 //!
-//! Every client has a connection of its own. What needs nothing of that, a read or write of keys by a client
-//! without a transaction, a watch or another database, may go over a shared connection instead: what many
-//! clients send goes out in one write and comes back in one read, which spares the front and the server most
-//! of their system calls.
+//! Every client has a connection of its own, and before a cluster one to each node that it needs. What
+//! needs nothing of that, a read or write of keys by a client without a transaction, a watch or another
+//! database, may go over a shared connection instead: what many clients send goes out in one write and
+//! comes back in one read, which spares the front and the server most of their system calls.
 //!
 //! ```text
 //! session ─ handle ─▶ ┐                       ┌─▶ sink ─ session
@@ -26,6 +26,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -35,14 +36,14 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{Instant, Sleep, sleep};
-use whimbrel_engine::error::Result;
-use whimbrel_engine::link::Io;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::link::{Io, LinkOptions};
 use whimbrel_wire::boundary::{Boundary, Passed};
 
 use crate::command::keys::CommandTable;
 use crate::pipe::io::{Ended, read, write};
-use crate::upstream::Upstream;
 use crate::upstream::identity::Identity;
 
 /// Who has so much to send that nobody has taken yet takes no more requests.
@@ -60,16 +61,36 @@ const IDENTITIES_MAX: usize = 64;
 /// No command that is shared has a longer name.
 const NAME_BYTES_MAX: usize = 32;
 
+/// A longer request goes over the client's own connection.
+pub(crate) const SHARED_BYTES_MAX: usize = 32 << 10;
+
+/// A client that gets so much at once has its own connection from then on: others would wait for it.
+pub(crate) const AT_ONCE_BYTES_MAX: usize = 256 << 10;
+
+/// Has the server note how far it is, for `WAIT`, which waits for what was written before the last command of
+/// its connection. Without words it changes nothing, and every user may say it.
+pub(crate) const MARK: &[u8] = b"*1\r\n$5\r\nHELLO\r\n";
+
+/// What `CLIENT` is followed by that leaves nothing behind on the connection but what is known anyway.
+const HARMLESS: [&[u8]; 11] = [
+    b"ID", b"INFO", b"LIST", b"GETNAME", b"SETNAME", b"SETINFO", b"KILL", b"PAUSE", b"UNPAUSE", b"UNBLOCK",
+    b"HELP",
+];
+
+/// Shared connections that somebody may have a handle to, by where they lead and for whom.
+type Open = HashMap<(Address, Identity), Vec<Weak<SharedConnection>>>;
+
 /// All shared connections of a front.
 #[derive(Debug)]
 pub(crate) struct SharedConnections {
-    upstream: Upstream,
+    endpoint: Arc<Endpoint>,
+    link: LinkOptions,
     /// This many for clients of one identity.
     each: usize,
     /// Commands that may be shared, in upper case.
     names: HashSet<Vec<u8>>,
     next: AtomicUsize,
-    open: Mutex<HashMap<Identity, Vec<Weak<SharedConnection>>>>,
+    open: Mutex<Open>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -121,23 +142,36 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock()
 }
 
+/// Whether a client that says this has its own connection from then on: something of it is open there.
+pub(crate) fn binds(name: &[u8], second: Option<&[u8]>) -> bool {
+    let is_harmless = |second: &[u8]| HARMLESS.iter().any(|word| second.eq_ignore_ascii_case(word));
+    name.eq_ignore_ascii_case(b"CLIENT") && !second.is_some_and(is_harmless)
+}
+
+/// Whether it matters what the connection did last.
+pub(crate) fn looks_back(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"WAIT") || name.eq_ignore_ascii_case(b"WAITAOF")
+}
+
 impl SharedConnections {
-    /// `each` for clients of one identity, at least one. The server is asked which commands read or write
-    /// keys and do nothing else.
-    ///
-    /// # Errors
-    /// As [`CommandTable::ask`].
-    pub(crate) async fn new(upstream: Upstream, each: usize) -> Result<Arc<SharedConnections>> {
-        let table = CommandTable::ask(&mut upstream.link().await?).await?;
+    /// `each` for clients of one identity, at least one. The table says which commands read or write keys and
+    /// do nothing else.
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        link: LinkOptions,
+        table: &CommandTable,
+        each: usize,
+    ) -> Arc<SharedConnections> {
         let names = table.plain_names().map(|name| name.to_ascii_uppercase());
-        Ok(Arc::new(SharedConnections {
-            upstream,
+        Arc::new(SharedConnections {
+            endpoint,
+            link,
             each: each.max(1),
             names: names.filter(|name| name.len() <= NAME_BYTES_MAX).collect(),
             next: AtomicUsize::new(0),
             open: Mutex::default(),
             tasks: Mutex::default(),
-        }))
+        })
     }
 
     /// Whether a command reads or writes keys and means nothing to the connection.
@@ -150,22 +184,30 @@ impl SharedConnections {
     }
 
     /// A handle for a client; `None` where there are too many identities.
-    pub(crate) fn handle(self: &Arc<SharedConnections>, identity: &Identity) -> Option<Handle> {
+    pub(crate) fn handle(&self, identity: &Identity) -> Option<Handle> {
+        self.handle_at(&self.endpoint.address, identity)
+    }
+
+    /// The same, to a node.
+    pub(crate) fn handle_at(&self, at: &Address, identity: &Identity) -> Option<Handle> {
         let identity = identity.unnamed();
         let mut open = lock(&self.open);
         open.retain(|_, connections| connections.iter().any(|connection| connection.strong_count() > 0));
-        if open.len() >= IDENTITIES_MAX && !open.contains_key(&identity) {
+        let key = (at.clone(), identity.clone());
+        let identities = || open.keys().filter(|(address, _)| address == at).count();
+        if !open.contains_key(&key) && identities() >= IDENTITIES_MAX {
             return None;
         }
-        let connections =
-            open.entry(identity.clone()).or_insert_with(|| (0..self.each).map(|_| Weak::new()).collect());
+        let connections = open.entry(key).or_insert_with(|| (0..self.each).map(|_| Weak::new()).collect());
         let slot = &mut connections[self.next.fetch_add(1, Ordering::Relaxed) % self.each];
         let connection =
             slot.upgrade().filter(|connection| !lock(&connection.0).is_closed).unwrap_or_else(|| {
                 let queue = Arc::new(Mutex::new(Queue::default()));
                 let mut tasks = lock(&self.tasks);
                 while tasks.try_join_next().is_some() {}
-                tasks.spawn(Task::new(queue.clone()).run(self.upstream.clone(), identity.clone()));
+                let task = Task::new(queue.clone());
+                let opened = open_for(self.endpoint.clone(), self.link, at.clone(), identity.clone());
+                tasks.spawn(task.run(opened));
                 Arc::new(SharedConnection(queue))
             });
         *slot = Arc::downgrade(&connection);
@@ -298,6 +340,18 @@ impl ReplySink {
     }
 }
 
+/// A connection for clients that have introduced themselves alike.
+async fn open_for(endpoint: Arc<Endpoint>, link: LinkOptions, at: Address, identity: Identity) -> Result<Io> {
+    let said = async {
+        let io = Io::anonymous(&endpoint, &at, link).await?;
+        identity.introduce(io, &endpoint, &at).await
+    };
+    timeout(Duration::from_millis(link.connect_timeout_ms), said).await.unwrap_or_else(|_| {
+        let kind = ErrorKind::Connect(io::ErrorKind::TimedOut.into());
+        Err(Error::new(endpoint.side, at.to_string(), "connect", kind))
+    })
+}
+
 /// Sends what is asked, and hands out what comes back.
 struct Task {
     queue: Arc<Mutex<Queue>>,
@@ -340,9 +394,9 @@ impl Task {
         }
     }
 
-    async fn run(mut self, upstream: Upstream, identity: Identity) {
-        let mut io = match upstream.introduce(&identity).await {
-            Ok(connection) => connection.into_io(),
+    async fn run(mut self, opened: impl Future<Output = Result<Io>>) {
+        let mut io = match opened.await {
+            Ok(io) => io,
             Err(error) => {
                 tracing::warn!(%error, "the server cannot be reached for clients that share a connection");
                 return;

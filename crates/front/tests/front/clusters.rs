@@ -10,7 +10,7 @@ use whimbrel_lab::{Cluster, Engine, Server};
 
 use crate::common::{Between, Client, Served, alone, command, wait_until};
 
-fn cluster(engine: Engine) -> Cluster {
+pub fn cluster(engine: Engine) -> Cluster {
     Cluster::builder(engine).primaries(3).start().expect("a cluster")
 }
 
@@ -18,7 +18,7 @@ fn server(engine: Engine) -> Server {
     Server::builder(engine).start().expect("a server")
 }
 
-fn slot(key: &str) -> u16 {
+pub fn slot(key: &str) -> u16 {
     Slot::of_key(key.as_bytes()).number()
 }
 
@@ -192,7 +192,11 @@ fn messages_reach_clients_of_both_protocols() {
 fn no_client_notices_that_slots_move() {
     let _alone = alone();
     let cluster = cluster(Engine::Redis70);
-    let front = Served::of(&cluster.seed());
+    slots_move_unnoticed(&cluster, &Served::of(&cluster.seed()));
+}
+
+/// Slots of `cluster` go to and fro behind this front.
+pub fn slots_move_unnoticed(cluster: &Cluster, front: &Served) {
     const KEYS: usize = 8;
     let moving = AtomicBool::new(true);
     let counted: u64 = std::thread::scope(|scope| {

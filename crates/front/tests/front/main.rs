@@ -16,6 +16,7 @@ mod misuse;
 mod moving;
 mod scanned;
 mod scripts;
+mod shared_nodes;
 mod sharing;
 mod tables;
 mod transparent;

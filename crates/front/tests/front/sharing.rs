@@ -10,7 +10,7 @@ use std::time::Duration;
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{
-    Between, Client, PATIENCE, Served, alone, command, in_own_process, resident_bytes, wait_until,
+    AsUpstream, Between, Client, PATIENCE, Served, alone, command, in_own_process, resident_bytes, wait_until,
 };
 
 /// More than may be held, and far less than what is sent in these tests.
@@ -22,14 +22,14 @@ fn server() -> Server {
 
 /// A client that the server has let in.
 #[track_caller]
-fn let_in(served: &Served) -> Client {
+pub fn let_in(served: &Served) -> Client {
     let mut client = served.client();
     client.ask(&["PING"], "+PONG\r\n");
     client
 }
 
 /// From which addresses a server is asked to do what contains `what`, while `act` runs.
-fn askers(server: &Server, what: &str, act: impl FnOnce()) -> HashSet<String> {
+pub fn askers(server: &Server, what: &str, act: impl FnOnce()) -> HashSet<String> {
     let mut stream = TcpStream::connect(server.addr()).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream.write_all(&command(&["MONITOR"])).expect("it is taken");
@@ -101,8 +101,12 @@ fn replies_are_those_of_the_server_turn_by_turn() {
 fn what_is_sent_at_once_is_carried_out_in_its_order() {
     let _alone = alone();
     let source = server();
-    let served = Served::sharing(&source.url(), 1);
-    let mut clients: Vec<Client> = (0..4).map(|_| let_in(&served)).collect();
+    are_carried_out_in_order(&Served::sharing(&source.url(), 1));
+}
+
+/// Clients send many requests at once, and get the replies that they have in this order.
+pub fn are_carried_out_in_order(served: &Served) {
+    let mut clients: Vec<Client> = (0..4).map(|_| let_in(served)).collect();
     let lines = "SET K 1|INCR K|MULTI|INCR K|INCR K|EXEC|GET K|ECHO x|DEL K|RPUSH K a|BLPOP K 1|EXISTS K";
     let expected = "+OK\r\n:2\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:3\r\n:4\r\n\
          $1\r\n4\r\n$1\r\nx\r\n:1\r\n:1\r\n*2\r\n$2\r\nKN\r\n\
@@ -129,7 +133,14 @@ fn users_have_their_own_rights() {
     let builder = Server::builder(Engine::Valkey81).user_acl("reader on >pw ~r:* +get +hello").start();
     let source = builder.expect("a server");
     let served = Served::sharing(&source.url(), 1);
-    let (mut anybody, mut reader) = (let_in(&served), served.client());
+    have_their_own_rights(&served, || {
+        source.call(&["CONFIG", "SET", "requirepass", "sesame"]);
+    });
+}
+
+/// `close` has all servers want the password `sesame`, where there is a user `reader` with `pw`.
+pub fn have_their_own_rights(served: &Served, close: impl FnOnce()) {
+    let (mut anybody, mut reader) = (let_in(served), served.client());
     reader.ask(&["AUTH", "reader", "pw"], "+OK\r\n");
     for _ in 0..3 {
         anybody.ask(&["SET", "k", "v"], "+OK\r\n");
@@ -139,7 +150,7 @@ fn users_have_their_own_rights() {
         anybody.ask(&["GET", "k"], "$1\r\nv\r\n");
     }
     // A shared connection that was let in admits nobody who would not be let in now.
-    source.call(&["CONFIG", "SET", "requirepass", "sesame"]);
+    close();
     anybody.ask(&["GET", "k"], "$1\r\nv\r\n");
     let mut late = served.client();
     for _ in 0..3 {
@@ -252,7 +263,7 @@ fn a_server_that_does_not_read_stops_clients() {
 
 /// Clients add to counters, each to one of its own, until told to stop; those who are cut off come again.
 /// Returns for each how often that was acknowledged, and how often nobody knows.
-fn count(connect: impl Fn() -> Client + Sync, clients: usize, stop: &AtomicBool) -> Vec<(u64, u64)> {
+pub fn count(connect: impl Fn() -> Client + Sync, clients: usize, stop: &AtomicBool) -> Vec<(u64, u64)> {
     thread::scope(|scope| {
         let connect = &connect;
         let counting = (0..clients).map(|number| {
@@ -296,12 +307,14 @@ fn nothing_is_done_twice_when_shared_connections_break() {
         stop.store(true, Ordering::Relaxed);
         counting.join().expect("counted")
     });
+    are_counted_once(&mut served.client(), counted);
+}
+
+/// Each counter is what was acknowledged, and perhaps what nobody knows of. Somebody was cut off.
+pub fn are_counted_once(client: &mut Client, counted: Vec<(u64, u64)>) {
     let mut cuts = 0;
     for (number, (sure, unsure)) in counted.into_iter().enumerate() {
-        let redis::Value::BulkString(found) = source.call(&["GET", &format!("n{number}")]) else {
-            panic!("no counter {number}");
-        };
-        let found: u64 = String::from_utf8_lossy(&found).parse().expect("a number");
+        let found: u64 = client.asks(&["GET", &format!("n{number}")]).trim().parse().expect("a number");
         assert!(
             (sure..=sure + unsure).contains(&found),
             "{number}: {sure} and perhaps {unsure}, but {found}"
@@ -315,24 +328,28 @@ fn nothing_is_done_twice_when_shared_connections_break() {
 fn keys_begin_to_move_when_nothing_is_under_way() {
     let _alone = alone();
     for _ in 0..5 {
-        let (source, target) = (server(), server());
-        let between = Between::sharing(&source, &target);
-        let stop = AtomicBool::new(false);
-        let counted = thread::scope(|scope| {
-            let counting = scope.spawn(|| count(|| between.client(), 8, &stop));
-            thread::sleep(Duration::from_millis(100));
-            between.start().expect("it begins");
-            wait_until("all keys have moved", || {
-                between.stand().phase == whimbrel_front::migrate::phase::Phase::Done
-            });
-            stop.store(true, Ordering::Relaxed);
-            counting.join().expect("counted")
+        begin_to_move_at_rest(&server(), &server());
+    }
+}
+
+/// Nobody is cut off, and nothing is lost, when the front begins to move keys.
+pub fn begin_to_move_at_rest(source: &impl AsUpstream, target: &impl AsUpstream) {
+    let between = Between::sharing(source, target);
+    let stop = AtomicBool::new(false);
+    let counted = thread::scope(|scope| {
+        let counting = scope.spawn(|| count(|| between.client(), 8, &stop));
+        thread::sleep(Duration::from_millis(100));
+        between.start().expect("it begins");
+        wait_until("all keys have moved", || {
+            between.stand().phase == whimbrel_front::migrate::phase::Phase::Done
         });
-        let mut client = between.client();
-        for (number, (sure, unsure)) in counted.into_iter().enumerate() {
-            assert_eq!(unsure, 0, "client {number} was cut off");
-            assert_eq!(client.asks(&["GET", &format!("n{number}")]).trim(), sure.to_string(), "{number}");
-        }
+        stop.store(true, Ordering::Relaxed);
+        counting.join().expect("counted")
+    });
+    let mut client = between.client();
+    for (number, (sure, unsure)) in counted.into_iter().enumerate() {
+        assert_eq!(unsure, 0, "client {number} was cut off");
+        assert_eq!(client.asks(&["GET", &format!("n{number}")]).trim(), sure.to_string(), "{number}");
     }
 }
 

@@ -73,8 +73,8 @@ pub struct FrontArgs {
     pub scripts_declare_keys: bool,
 
     /// Reads and writes of clients that need nothing of their own connection to the source go over N shared
-    /// ones, for each user: without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server
-    /// show the shared ones then. Until keys begin to move, and not for clusters
+    /// ones, for each user and each primary: without pipelining that is faster. CLIENT LIST, SLOWLOG and
+    /// MONITOR of the server show the shared ones then. Until keys begin to move
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64),
         conflicts_with = "join")]
     pub share_connections: u32,

@@ -224,7 +224,8 @@ impl<A: Admission> Conn<A> {
                     node.state = State::Failed("it is no member of the fleet any more".to_owned());
                 }
                 State::Up(_) if node.due > 0 => return Err(Ended),
-                State::Up(_) | State::Failed(_) => {}
+                // Members' connections are not shared.
+                State::Up(_) | State::Shared(_) | State::Failed(_) => {}
             }
         }
         let bound = [self.listening.node(), self.watching].into_iter().flatten();

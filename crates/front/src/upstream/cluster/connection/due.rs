@@ -13,6 +13,8 @@ pub(super) enum At {
     /// It is our own.
     Here,
     Node(u16),
+    /// The same, by a connection that other clients use as well.
+    Shared(u16),
     /// The connection for requests that were redirected.
     Detour,
 }

@@ -33,7 +33,8 @@
 //! - `admission`: whether a member of a fleet may carry a request out;
 //! - `every`: requests that go to all primaries, or to one after the other;
 //! - `send`: a request goes to a node, or is answered here; `nodes`: connections to nodes;
-//! - `state`: what a connection is; `node`, `due`, `request`, `parts`, `news`: what it consists of.
+//! - `sharing`: requests that go over connections which other clients use as well;
+//! - `state`: what a connection is; `node`, `due`, `request`, `parts`, `news`, `shared`: what it consists of.
 
 mod admission;
 mod blocking;
@@ -48,5 +49,7 @@ mod replies;
 mod request;
 mod send;
 mod serve;
+mod shared;
+mod sharing;
 pub(super) mod state;
 mod take;

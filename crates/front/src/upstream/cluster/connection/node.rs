@@ -8,6 +8,8 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Io;
 use whimbrel_wire::boundary::Boundary;
 
+use crate::upstream::shared::Handle;
+
 /// A connection, and the id that the server gave it where that was asked for and told.
 pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<(Io, Option<i64>)>> + Send>>;
 
@@ -20,6 +22,10 @@ pub(super) struct Node {
     pub(super) boundary: Boundary,
     /// Replies that are to come from it.
     pub(super) due: usize,
+    /// Requests in `to`, where they are counted: on a shared connection.
+    pub(super) asked: usize,
+    /// It has answered the client with something but an error.
+    pub(super) is_let_in: bool,
     /// By which a request that waits for something to happen is ended, where this front serves slots of a
     /// fleet.
     pub(super) id: Option<i64>,
@@ -28,6 +34,8 @@ pub(super) struct Node {
 pub(super) enum State {
     Connecting(Connecting),
     Up(Box<Io>),
+    /// By one that other clients use as well.
+    Shared(Handle),
     /// It could not be reached, and nothing was sent to it.
     Failed(String),
 }

@@ -74,6 +74,8 @@ impl<A: Admission> Conn<A> {
             from: BytesMut::new(),
             boundary: Boundary::default(),
             due: 0,
+            asked: 0,
+            is_let_in: false,
             id: None,
         })
     }
@@ -98,7 +100,7 @@ impl<A: Admission> Conn<A> {
             Some(node) => match &mut node.state {
                 State::Up(io) => read(io, cx, &mut node.from).is_pending() || !node.from.is_empty(),
                 State::Connecting(_) => true,
-                State::Failed(_) => false,
+                State::Shared(_) | State::Failed(_) => false,
             },
         };
         if !is_usable {
@@ -114,6 +116,7 @@ impl<A: Admission> Conn<A> {
         match at {
             At::Here => None,
             At::Node(number) => self.nodes.get_mut(usize::from(number))?.as_deref_mut(),
+            At::Shared(number) => self.sharing.as_mut()?.nodes.get_mut(usize::from(number))?.as_deref_mut(),
             At::Detour => self.detour.as_deref_mut(),
         }
     }
@@ -146,7 +149,7 @@ impl<A: Admission> Conn<A> {
                 }
             }
         }
-        Ok(moved)
+        Ok(self.drive_shared(cx)? || moved)
     }
 }
 

@@ -68,11 +68,10 @@ impl<A: Admission> Conn<A> {
                 self.unreachable(why);
                 return Ok(true);
             }
+            State::Up(_) | State::Shared(_) if is_full => return Ok(false),
+            State::Shared(_) => return self.shared_reply_of(cx, at),
             State::Up(io) => io,
         };
-        if is_full {
-            return Ok(false);
-        }
         let mut has_read = false;
         if node.from.len() < READ_BYTES {
             match read(&mut **io, cx, &mut node.from) {
@@ -184,6 +183,7 @@ impl<A: Admission> Conn<A> {
         self.kept_bytes -= due.request.as_ref().map_or(0, Bytes::len);
         if let Some(node) = self.node_at(due.at) {
             node.due = node.due.saturating_sub(1);
+            node.is_let_in |= is_agreed && matches!(due.what, What::Reply);
         }
         let reply = std::mem::take(&mut self.collected);
         match due.what {
@@ -223,6 +223,12 @@ impl<A: Admission> Conn<A> {
             }
         }
         self.detour = None;
+        if let Some(node) = self.node_at(kept) {
+            node.is_let_in = false;
+        }
+        if let Some(sharing) = &mut self.sharing {
+            sharing.nodes.clear();
+        }
     }
 
     /// A node has answered with an error: `line`, as it came.

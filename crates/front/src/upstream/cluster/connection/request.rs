@@ -67,6 +67,8 @@ pub(super) struct First {
     pub(super) words: Vec<Bytes>,
     /// It may wait for something to happen, for as long as it takes.
     pub(super) blocks: bool,
+    /// It may go over a connection that others use as well.
+    pub(super) shares: bool,
     /// Its key is a channel, and channels are where the first backend has the slot, whichever has its data.
     pub(super) is_channel: bool,
 }

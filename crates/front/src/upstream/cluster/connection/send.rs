@@ -92,7 +92,8 @@ impl<A: Admission> Conn<A> {
         if let Multi::Open { failed, .. } = &mut self.multi {
             *failed = true;
         }
-        self.answer(First { len, whole, words: Vec::new(), blocks: false, is_channel: false }, error)
+        let (words, blocks, shares, is_channel) = (Vec::new(), false, false, false);
+        self.answer(First { len, whole, words, blocks, shares, is_channel }, error)
     }
 
     /// More of a request has to arrive before it is known where it goes, as far as there is room.

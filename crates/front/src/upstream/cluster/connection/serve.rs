@@ -9,6 +9,7 @@ use bytes::BytesMut;
 use super::news::FleetNews;
 use super::parts::Parts;
 use super::request::{Listening, Multi};
+use super::shared::Sharing;
 use super::state::{Conn, Life};
 use crate::pipe::io::Ended;
 use crate::pipe::replies::Replies;
@@ -17,6 +18,7 @@ use crate::upstream::admission::Admission;
 use crate::upstream::cluster::nodes::{Cluster, Ids};
 use crate::upstream::cluster::polled::ClusterConnection;
 use crate::upstream::identity::Identity;
+use crate::upstream::shared::SharedConnections;
 
 impl<A: Admission> ClusterConnection for Conn<A> {
     fn poll(&mut self, cx: &mut Context<'_>, to: &mut Requests, from: &mut Replies) -> Result<bool, Ended> {
@@ -31,9 +33,13 @@ impl<A: Admission> ClusterConnection for Conn<A> {
         if moved.is_err() {
             self.life = Life::Ended;
             // What was not answered is lost with the connections on which it was sent.
-            (self.nodes, self.detour) = (Vec::new(), None);
+            (self.nodes, self.detour, self.sharing) = (Vec::new(), None, None);
         }
         moved
+    }
+
+    fn share(&mut self, connections: Arc<SharedConnections>) {
+        self.sharing = Some(Sharing::new(connections));
     }
 
     fn close(&mut self) {
@@ -60,6 +66,7 @@ impl<A: Admission> Conn<A> {
             to_client: Replies::parsed(),
             nodes: Vec::new(),
             detour: None,
+            sharing: None,
             main: None,
             due: VecDeque::new(),
             kept_bytes: 0,
@@ -118,7 +125,8 @@ impl<A: Admission> Conn<A> {
     }
 
     fn release_memory(&mut self) {
-        let nodes = self.nodes.iter_mut().flatten().chain(&mut self.detour);
+        let shared = self.sharing.iter_mut().flat_map(|sharing| sharing.nodes.iter_mut().flatten());
+        let nodes = self.nodes.iter_mut().flatten().chain(&mut self.detour).chain(shared);
         let buffers = nodes.flat_map(|node| [&mut node.to, &mut node.from]);
         for buffer in buffers.chain([&mut self.collected]).filter(|buffer| buffer.is_empty()) {
             *buffer = BytesMut::new();

@@ -15,6 +15,7 @@ use super::news::{FleetNews, SealNotice};
 use super::node::Node;
 use super::parts::Parts;
 use super::request::{Asking, Listening, Multi, Waiting};
+use super::shared::Sharing;
 use crate::pipe::memory::MemoryPermit;
 use crate::pipe::replies::Replies;
 use crate::pipe::requests::Requests;
@@ -57,6 +58,8 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     /// By their numbers.
     pub(super) nodes: Vec<Option<Box<Node>>>,
     pub(super) detour: Option<Box<Node>>,
+    /// Where reads and writes may go over connections that others use as well.
+    pub(super) sharing: Option<Sharing>,
     /// Where commands without keys go.
     pub(super) main: Option<u16>,
     pub(super) due: VecDeque<Due>,

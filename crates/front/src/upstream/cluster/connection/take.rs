@@ -19,6 +19,7 @@ use crate::pipe::requests::Head;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::destination::{Destination, destination, of_keys};
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
+use crate::upstream::shared::{SHARED_BYTES_MAX, looks_back};
 
 const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
 const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
@@ -28,7 +29,8 @@ impl<A: Admission> Conn<A> {
     /// Takes requests for as long as there is room for what comes of them.
     pub(super) fn take(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut taken = false;
-        if self.nodes.iter().flatten().any(|node| node.to.len() >= OUT_BYTES_MAX) {
+        let shared = self.sharing.iter().flat_map(|sharing| &sharing.nodes);
+        if self.nodes.iter().chain(shared).flatten().any(|node| node.to.len() >= OUT_BYTES_MAX) {
             return Ok(false);
         }
         let mut bytes = 0;
@@ -80,6 +82,7 @@ impl<A: Admission> Conn<A> {
     fn decide(&mut self, cx: &mut Context<'_>, len: usize, whole: bool) -> Result<Step, Ended> {
         let Some(head) = self.inbox.first() else { return Ok(Step::Waits) };
         let count = head.words + usize::try_from(head.words_left).unwrap_or(usize::MAX / 2);
+        let is_unbound = self.is_unbound();
         let words: Vec<&[u8]> = self.inbox.first_words().collect();
         let destination = match &self.asking {
             Some(Asking::Told(Ok(keys))) => of_keys(keys),
@@ -97,6 +100,10 @@ impl<A: Admission> Conn<A> {
         }
         let blocks =
             self.is_gated() && self.cluster.table().facts(&words).is_some_and(|facts| facts.blocking);
+        let may_share =
+            is_unbound && whole && len <= SHARED_BYTES_MAX && matches!(destination, Destination::Slot(_));
+        let shares = self.sharing.as_mut().is_some_and(|sharing| sharing.takes(&words, may_share));
+        let looks_back = words.first().is_some_and(|name| looks_back(name));
         let is_channel = words.first().is_some_and(|name| name.eq_ignore_ascii_case(b"SPUBLISH"));
         let needs_words = matches!(destination, Destination::Rule(_) | Destination::Asked);
         let words = if needs_words {
@@ -104,7 +111,10 @@ impl<A: Admission> Conn<A> {
         } else {
             Vec::new()
         };
-        let first = First { len, whole, words, blocks, is_channel };
+        let first = First { len, whole, words, blocks, shares, is_channel };
+        if !shares && self.has_to_settle(cx, looks_back)? {
+            return Ok(Step::Waits);
+        }
         if destination == Destination::Asked {
             let cluster = self.cluster.clone();
             self.asking = Some(Asking::Under(Box::pin(cluster.keys_of(first.words))));
@@ -143,6 +153,11 @@ impl<A: Admission> Conn<A> {
                     let error = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
                     return self.refuse(cx, first.len, first.whole, error);
                 };
+                if first.shares
+                    && let Some(at) = self.shared_at(cx, owner)?
+                {
+                    return self.pass_shared(first, at, slot);
+                }
                 let blocks = first.blocks;
                 self.pass(cx, first, owner, Some(slot))?;
                 if blocks {
