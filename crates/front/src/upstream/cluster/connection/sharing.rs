@@ -42,7 +42,8 @@ impl<A: Admission> Conn<A> {
                 self.send(cx, number, MARK, What::Swallowed, None)?;
             }
         }
-        Ok(true)
+        // Where there is nobody to mark there is nothing to wait for.
+        Ok(!self.due.is_empty())
     }
 
     /// By which shared connection a request to this node goes; `None` where it is to go by the client's own.
