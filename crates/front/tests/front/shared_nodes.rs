@@ -9,7 +9,8 @@ use whimbrel_lab::{Cluster, Engine, Server};
 use crate::clusters::{cluster, slot, slots_move_unnoticed};
 use crate::common::{Client, Served, alone, command, wait_until};
 use crate::sharing::{
-    are_carried_out_in_order, are_counted_once, askers, begin_to_move_at_rest, count, have_their_own_rights,
+    are_answered_alike, are_carried_out_in_order, are_counted_once, askers, begin_to_move_at_rest, count,
+    have_their_own_rights,
 };
 
 /// A key of this node, whose name begins so.
@@ -68,15 +69,7 @@ fn replies_are_those_without_sharing_turn_by_turn() {
         |OBJECT ENCODING k|SORT l|DEL k l h|DBSIZE|WAIT 0 0|GET k";
     let (one, other) = (cluster(Engine::Valkey91), cluster(Engine::Valkey91));
     let (own, shared) = (Served::of(&one.seed()), Served::sharing(&other.seed(), 1));
-    let (mut own, mut shared) = (own.client(), shared.client());
-    for line in lines.split('|') {
-        let request = command(&line.split(' ').collect::<Vec<_>>());
-        own.send(&request);
-        shared.send(&request);
-        // What HELLO tells has the number of the connection in it.
-        let (expected, found) = (own.reply(), shared.reply());
-        assert!(found == expected || line.starts_with("HELLO"), "{line}: {expected:?}, {found:?}");
-    }
+    are_answered_alike(lines, own.client(), shared.client());
 }
 
 #[test]

@@ -86,7 +86,12 @@ fn replies_are_those_of_the_server_turn_by_turn() {
                  COUNT 100|DBSIZE|WAIT 0 0";
     let (direct, behind) = (server(), server());
     let served = Served::sharing(&behind.url(), 1);
-    let (mut one, mut other) = (Client::to(direct.addr().parse().expect("an address")), served.client());
+    let direct = Client::to(direct.addr().parse().expect("an address"));
+    are_answered_alike(lines, direct, served.client());
+}
+
+/// Both get the same reply to each of these commands, one after the other.
+pub fn are_answered_alike(lines: &str, mut one: Client, mut other: Client) {
     for line in lines.split('|') {
         let request = command(&line.split(' ').collect::<Vec<_>>());
         one.send(&request);

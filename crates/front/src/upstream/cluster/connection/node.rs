@@ -31,6 +31,23 @@ pub(super) struct Node {
     pub(super) id: Option<i64>,
 }
 
+impl Node {
+    /// One to which nothing has been sent.
+    pub(super) fn new(address: Address, state: State) -> Node {
+        Node {
+            address,
+            state,
+            to: BytesMut::new(),
+            from: BytesMut::new(),
+            boundary: Boundary::default(),
+            due: 0,
+            asked: 0,
+            is_let_in: false,
+            id: None,
+        }
+    }
+}
+
 pub(super) enum State {
     Connecting(Connecting),
     Up(Box<Io>),

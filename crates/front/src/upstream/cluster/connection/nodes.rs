@@ -5,13 +5,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::BytesMut;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::Io;
-use whimbrel_wire::boundary::Boundary;
 use whimbrel_wire::value::Value;
 
 use super::due::At;
@@ -67,17 +65,8 @@ impl<A: Admission> Conn<A> {
     }
 
     pub(super) fn new_node(&self, address: Address) -> Box<Node> {
-        Box::new(Node {
-            state: State::Connecting(self.connect(&address)),
-            address,
-            to: BytesMut::new(),
-            from: BytesMut::new(),
-            boundary: Boundary::default(),
-            due: 0,
-            asked: 0,
-            is_let_in: false,
-            id: None,
-        })
+        let connecting = self.connect(&address);
+        Box::new(Node::new(address, State::Connecting(connecting)))
     }
 
     pub(super) fn is_bound_to(&self, number: u16) -> bool {

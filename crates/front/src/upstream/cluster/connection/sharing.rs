@@ -9,9 +9,7 @@
 
 use std::task::{Context, Poll};
 
-use bytes::BytesMut;
 use whimbrel_core::slot::Slot;
-use whimbrel_wire::boundary::Boundary;
 
 use super::due::{At, Due, What};
 use super::node::{Node, State};
@@ -73,17 +71,7 @@ impl<A: Admission> Conn<A> {
                 sharing.is_alone = true;
                 return Ok(None);
             };
-            sharing.nodes[index] = Some(Box::new(Node {
-                address,
-                state: State::Shared(handle),
-                to: BytesMut::new(),
-                from: BytesMut::new(),
-                boundary: Boundary::default(),
-                due: 0,
-                asked: 0,
-                is_let_in: true,
-                id: None,
-            }));
+            sharing.nodes[index] = Some(Box::new(Node::new(address, State::Shared(handle))));
         }
         Ok(Some(at))
     }

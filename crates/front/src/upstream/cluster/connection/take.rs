@@ -103,7 +103,7 @@ impl<A: Admission> Conn<A> {
         let may_share =
             is_unbound && whole && len <= SHARED_BYTES_MAX && matches!(destination, Destination::Slot(_));
         let shares = self.sharing.as_mut().is_some_and(|sharing| sharing.takes(&words, may_share));
-        let looks_back = words.first().is_some_and(|name| looks_back(name));
+        let looks_back = self.sharing.is_some() && words.first().is_some_and(|name| looks_back(name));
         let is_channel = words.first().is_some_and(|name| name.eq_ignore_ascii_case(b"SPUBLISH"));
         let needs_words = matches!(destination, Destination::Rule(_) | Destination::Asked);
         let words = if needs_words {
