@@ -304,8 +304,16 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.try_wait().is_none() {
-            self.kill9();
+        let ended = self.try_wait();
+        let output = match ended {
+            Some(status) => self.output(status),
+            None => self.kill9(),
+        };
+        // A test that fails because another process of it did says why.
+        if thread::panicking() {
+            let how = if ended.is_some() { output.status.to_string() } else { "still running".to_owned() };
+            let Output { stdout, stderr, .. } = output;
+            eprintln!("a process of this test, {how}\n--- stdout\n{stdout}\n--- stderr\n{stderr}");
         }
     }
 }

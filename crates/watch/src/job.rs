@@ -137,11 +137,7 @@ fn heard(watched: &Watched, now: Moment) -> Option<String> {
 /// How far it is, how fast it goes, and how long it takes.
 fn progress(watched: &Watched, now: Moment, screen: Screen) -> Vec<String> {
     let status = watched.status();
-    let what = match status.kind {
-        Kind::Verify => "compared",
-        Kind::Front => "moved",
-        Kind::Copy | Kind::Sync | Kind::Move => "at the target",
-    };
+    let what = status.kind.keys_are();
     let mut lines = vec![match status.percent() {
         Some(percent) => {
             let width = if screen.width < WIDE { BAR_NARROW } else { BAR };

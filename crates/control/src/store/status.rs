@@ -46,6 +46,17 @@ impl Kind {
         }
     }
 
+    /// What the keys are that such a job has dealt with.
+    pub fn keys_are(self) -> &'static str {
+        match self {
+            Kind::Verify => "compared",
+            Kind::Front => "moved",
+            // Those that could not be copied are among them.
+            Kind::Copy => "done",
+            Kind::Sync | Kind::Move => "at the target",
+        }
+    }
+
     /// Whether a job of this kind goes on with a journal in the state folder.
     pub(super) fn has_journal(self) -> bool {
         matches!(self, Kind::Copy | Kind::Verify | Kind::Sync)

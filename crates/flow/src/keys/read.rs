@@ -309,8 +309,9 @@ impl Read {
                 (Some(value), Expiry::At(ms)) => Found::Value(value, Some(ms)),
                 (Some(value), Expiry::Never) => Found::Value(value, None),
                 (Some(_), Expiry::Unclear) => Found::Unstable,
-                // Inside one transaction a key whose value was read cannot be gone.
-                (Some(_), Expiry::Gone | Expiry::Unknown) => {
+                // The clock of Redis 6.0 goes on inside a transaction: the key has expired after it was read.
+                (Some(_), Expiry::Gone) => Found::Gone,
+                (Some(_), Expiry::Unknown) => {
                     return Answer::Unexpected("PEXPIRETIME or PTTL", expiries.into_iter().nth(at * looks));
                 }
             });
@@ -533,6 +534,20 @@ mod tests {
         let found = |before, after| read.found(&mut [bulk("v"), time(before), Value::Int(5), time(after)]);
         assert_eq!(found(1_000, 1_999), Found::Value(Bytes::from_static(b"v"), Some(7_006)));
         assert_eq!(found(1_999, 2_000), Found::Unstable);
+    }
+
+    #[test]
+    fn a_key_that_has_expired_within_a_transaction_is_gone() {
+        let read = read(Fetch::String, Way::Transaction, false);
+        let time = || Value::Array(vec![Value::Int(7), Value::Int(0)]);
+        let answer = |left: Value| {
+            let values = Value::Array(vec![bulk("v"), bulk("w")]);
+            let rest = [time(), left, time(), time(), Value::Int(-1), time()];
+            read.answer(2, vec![Value::Array([values].into_iter().chain(rest).collect())], 0)
+        };
+        let Answer::Found(found) = answer(Value::Int(-2)) else { panic!("not found") };
+        assert_eq!(found, [Found::Gone, Found::Value(Bytes::from_static(b"w"), None)]);
+        assert!(matches!(answer(error("ERR no")), Answer::Unexpected(..)));
     }
 
     #[test]

@@ -6,9 +6,11 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, ErrorKind, Result, ServerError};
 use whimbrel_wire::encode::Protocol;
@@ -104,11 +106,23 @@ impl Identity {
         }
     }
 
-    /// Says all of it on a new connection.
+    /// Says all of it on a connection that is being opened to `address`, all within `limit`.
     ///
     /// # Errors
-    /// `Broken`, or `Server` where the server does not agree to what another one has agreed to.
+    /// What `opening` fails with; `Connect` where it takes too long, `Broken`, or `Server` where the server
+    /// does not agree to what another one has agreed to.
     pub(crate) async fn introduce<T: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        opening: impl Future<Output = Result<T>>,
+        endpoint: &Endpoint,
+        address: &Address,
+        limit: Duration,
+    ) -> Result<T> {
+        let said = async { self.announce(opening.await?, endpoint, address).await };
+        timeout(limit, said).await.unwrap_or_else(|_| Err(in_vain(endpoint, address)))
+    }
+
+    async fn announce<T: AsyncRead + AsyncWrite + Unpin>(
         &self,
         mut io: T,
         endpoint: &Endpoint,
@@ -133,6 +147,12 @@ impl Identity {
         }
         Ok(io)
     }
+}
+
+/// What it means that a connection takes too long.
+pub(crate) fn in_vain(endpoint: &Endpoint, address: &Address) -> Error {
+    let kind = ErrorKind::Connect(io::ErrorKind::TimedOut.into());
+    Error::new(endpoint.side, address.to_string(), "connect", kind)
 }
 
 /// Reads replies that arrive on a connection.

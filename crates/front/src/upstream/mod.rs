@@ -6,7 +6,7 @@ pub(crate) mod identity;
 pub(crate) mod shared;
 
 use std::collections::BTreeSet;
-use std::io;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use tokio::time::timeout;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::{Claims, Deployment};
 use whimbrel_engine::endpoint::{Address, Endpoint};
-use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::{Io, Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
 
 use crate::upstream::cluster::{AsIo, Cluster, ClusterConnection, Connector, Ids};
-use crate::upstream::identity::Identity;
+use crate::upstream::identity::{Identity, in_vain};
 
 /// Where keys are.
 #[derive(Debug, Clone)]
@@ -118,22 +118,7 @@ impl Upstream {
     }
 
     fn in_vain(&self) -> Error {
-        let kind = ErrorKind::Connect(io::ErrorKind::TimedOut.into());
-        Error::new(self.endpoint.side, self.endpoint.address.to_string(), "connect", kind)
-    }
-
-    /// A connection for a client, which will log in itself.
-    ///
-    /// # Errors
-    /// As [`Io::anonymous`].
-    pub(crate) async fn connect(&self) -> Result<Connection> {
-        match &self.cluster {
-            Some(cluster) => Ok(Connection::Cluster(cluster.clone().open_for_client())),
-            None => timeout(self.limit(), Io::anonymous(&self.endpoint, &self.endpoint.address, self.link))
-                .await
-                .unwrap_or_else(|_| Err(self.in_vain()))
-                .map(Connection::Server),
-        }
+        in_vain(&self.endpoint, &self.endpoint.address)
     }
 
     /// A connection for a client that has introduced itself before.
@@ -141,19 +126,18 @@ impl Upstream {
     /// # Errors
     /// As [`Identity::introduce`].
     pub(crate) async fn introduce(&self, identity: &Identity) -> Result<Connection> {
-        let said = async {
-            Ok(match self.connect().await? {
-                Connection::Server(io) => {
-                    Connection::Server(identity.introduce(io, &self.endpoint, &self.endpoint.address).await?)
-                }
-                Connection::Cluster(cluster) => {
-                    let io = AsIo::new(cluster);
-                    let io = identity.introduce(io, &self.endpoint, &self.endpoint.address).await?;
-                    Connection::Cluster(io.into_inner())
-                }
-            })
-        };
-        timeout(self.limit(), said).await.unwrap_or_else(|_| Err(self.in_vain()))
+        let (endpoint, at) = (&self.endpoint, &self.endpoint.address);
+        Ok(match &self.cluster {
+            Some(cluster) => {
+                let opening = ready(Ok(AsIo::new(cluster.clone().open_for_client())));
+                let io = identity.introduce(opening, endpoint, at, self.limit()).await?;
+                Connection::Cluster(io.into_inner())
+            }
+            None => {
+                let opening = Io::anonymous(endpoint, at, self.link);
+                Connection::Server(identity.introduce(opening, endpoint, at, self.limit()).await?)
+            }
+        })
     }
 
     /// A connection of our own.

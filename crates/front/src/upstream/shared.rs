@@ -26,7 +26,6 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
-use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -36,9 +35,9 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep};
 use whimbrel_engine::endpoint::{Address, Endpoint};
-use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::error::Result;
 use whimbrel_engine::link::{Io, LinkOptions};
 use whimbrel_wire::boundary::{Boundary, Passed};
 
@@ -206,7 +205,12 @@ impl SharedConnections {
                 let mut tasks = lock(&self.tasks);
                 while tasks.try_join_next().is_some() {}
                 let task = Task::new(queue.clone());
-                let opened = open_for(self.endpoint.clone(), self.link, at.clone(), identity.clone());
+                let (endpoint, link) = (self.endpoint.clone(), self.link);
+                let (at, identity) = (at.clone(), identity.clone());
+                let opened = async move {
+                    let limit = Duration::from_millis(link.connect_timeout_ms);
+                    identity.introduce(Io::anonymous(&endpoint, &at, link), &endpoint, &at, limit).await
+                };
                 tasks.spawn(task.run(opened));
                 Arc::new(SharedConnection(queue))
             });
@@ -338,18 +342,6 @@ impl ReplySink {
         replies.connection = is_full.then(|| cx.waker().clone());
         is_full
     }
-}
-
-/// A connection for clients that have introduced themselves alike.
-async fn open_for(endpoint: Arc<Endpoint>, link: LinkOptions, at: Address, identity: Identity) -> Result<Io> {
-    let said = async {
-        let io = Io::anonymous(&endpoint, &at, link).await?;
-        identity.introduce(io, &endpoint, &at).await
-    };
-    timeout(Duration::from_millis(link.connect_timeout_ms), said).await.unwrap_or_else(|_| {
-        let kind = ErrorKind::Connect(io::ErrorKind::TimedOut.into());
-        Err(Error::new(endpoint.side, at.to_string(), "connect", kind))
-    })
 }
 
 /// Sends what is asked, and hands out what comes back.

@@ -283,8 +283,7 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
     }
     if let Some(percent) = status.percent() {
         let (done, all) = (format_count(status.keys_moved), format_count_of(status.keys, "key"));
-        let what = if status.kind == Kind::Verify { "compared" } else { "at the target" };
-        out!("keys     {done} of {all} are {what}: {percent} %");
+        out!("keys     {done} of {all} are {}: {percent} %", status.kind.keys_are());
     }
     if status.rates != RatesNow::default() {
         out!("rates    {}", status.rates);

@@ -35,17 +35,13 @@ impl<A: Admission> Conn<A> {
         Box::pin(async move {
             let deployment = cluster.deployment_at(&address);
             let endpoint = &deployment.endpoint;
-            let opened = timeout(cluster.limit(), async {
-                let io = match is_for_client {
-                    true => Io::anonymous(endpoint, &address, deployment.options).await?,
-                    false => Io::open(endpoint, &address).await?,
-                };
-                identity.introduce(io, endpoint, &address).await
-            });
-            let in_vain = || ErrorKind::Connect(io::ErrorKind::TimedOut.into());
-            let mut io = opened.await.unwrap_or_else(|_| {
-                Err(Error::new(endpoint.side, address.to_string(), "connect", in_vain()))
-            })?;
+            let opening = async {
+                match is_for_client {
+                    true => Io::anonymous(endpoint, &address, deployment.options).await,
+                    false => Io::open(endpoint, &address).await,
+                }
+            };
+            let mut io = identity.introduce(opening, endpoint, &address, cluster.limit()).await?;
             if let Some(ids) = ids {
                 if ids.lock().len() >= IDS_MAX {
                     return Err(Error::own(
