@@ -137,6 +137,52 @@ fn nothing_is_lost_where_somebody_else_stops_the_writers() {
     }
 }
 
+/// Consumer groups change unseen by such a feed: while they do, a difference in them proves nothing.
+#[test]
+fn groups_that_change_while_they_are_compared_are_no_reason_to_refuse() {
+    let streams: Vec<String> = (0..40).map(|number| format!("stream:{number}")).collect();
+    let source = Server::builder(Engine::Redis70).user_acl(FORBIDDEN).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    let mut pipe = redis::pipe();
+    for stream in &streams {
+        pipe.cmd("XADD").arg(stream).arg("*").arg("n").arg(1).ignore();
+        pipe.cmd("XGROUP").arg("CREATE").arg(stream).arg("readers").arg(0).ignore();
+    }
+    pipe.exec(&mut source.connection()).expect("written");
+    let job = Sync::new(&format!("redis://mover:secret@{}", source.addr()), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    assert!(sync.stdout().contains("tracking"), "{}", sync.stdout());
+
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut connection = source.connection();
+            for id in 1_u64.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let mut pipe = redis::pipe();
+                for stream in &streams {
+                    pipe.cmd("XGROUP").arg("SETID").arg(stream).arg("readers").arg(id).ignore();
+                }
+                pipe.exec(&mut connection).expect("set");
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let compared = ["full", "sample"].map(|how| {
+            job.cutover(&["--fence", "external", "--dry-run", "--compare", how, "--quiet-for", "1s"])
+        });
+        is_over.store(true, Ordering::Relaxed);
+        for output in compared {
+            output.expect_code(0);
+        }
+    });
+    let done = job.cutover(&["--fence", "external", "--quiet-for", "1s"]).expect_code(0);
+    assert_eq!(report(&done)["report"]["compared"].as_u64(), Some(streams.len() as u64));
+    sync.wait(PATIENCE).expect("it ends").expect_code(0);
+}
+
 /// Keys that expire are nobody's writes, nor are those that a sync is not about.
 #[test]
 fn expiries_and_other_keys_are_no_writes() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
+use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::probe::Info;
@@ -16,6 +17,7 @@ use super::conditions::refused;
 use super::options::Compare;
 use super::source::{Round, Source};
 use super::syncer::{ROUNDS_MAX, Syncer};
+use super::unseen::{Unseen, is_of_unseen_type};
 use crate::copy;
 use crate::keys::size::usage_of;
 use crate::pipeline::Shared;
@@ -187,7 +189,8 @@ impl Syncer {
     }
 
     /// Finds out whether what a comparison found while clients write is a difference, or what they wrote
-    /// meanwhile. Where it cannot be told, that is what is returned beside the last comparison.
+    /// meanwhile. Where it cannot be told, that is what is returned beside the last comparison. Keys that may
+    /// change unseen are `unseen`, and as many more as were carried for their type.
     ///
     /// # Errors
     /// `Unfit` where the target could not take over.
@@ -196,10 +199,11 @@ impl Syncer {
         how: Compare,
         sample: &Sample,
         mut compared: Compared,
+        unseen: (&Unseen, u64),
     ) -> Result<(Compared, Option<String>)> {
         for look in 1.. {
             let Some(refusal) = compared.refusal() else { return Ok((compared, None)) };
-            if self.is_certain(&compared).await? {
+            if self.is_certain(&compared, unseen).await? {
                 return Err(refusal);
             }
             // All keys are compared once: what differs among them is told by the pause alone.
@@ -220,8 +224,8 @@ impl Syncer {
     }
 
     /// Whether something differs that nobody has written to since the last round: then it will differ under
-    /// the pause.
-    async fn is_certain(&self, compared: &Compared) -> Result<bool> {
+    /// the pause. What may have changed unseen is transferred once more there.
+    async fn is_certain(&self, compared: &Compared, (unseen, carried): (&Unseen, u64)) -> Result<bool> {
         let mut waiting = 0;
         for source in &self.sources {
             let mut link = self.shared.source.open(source.feed.address(), 0).await?;
@@ -237,13 +241,28 @@ impl Syncer {
             return Ok(false);
         }
         // Of a key whose database is not known there may be one in each.
-        let waiting = waiting * self.shared.options.dbs.len() as u64;
-        let is_untouched = |(db, key): &(u32, Bytes)| {
-            !self.sources.iter().any(|source| source.feed.touched().may_hold(*db, key))
-        };
-        Ok(compared.counts.iter().any(|(_, found, expected)| found.abs_diff(*expected) > waiting)
-            || compared.differing.iter().any(is_untouched)
-            || compared.all.is_some_and(|found| is_more_than_touched(found, waiting)))
+        let waiting = waiting * self.shared.options.dbs.len() as u64 + unseen.keys() + carried;
+        if compared.counts.iter().any(|(_, found, expected)| found.abs_diff(*expected) > waiting)
+            || compared.all.is_some_and(|found| is_more_than_touched(found, waiting))
+        {
+            return Ok(true);
+        }
+        for (db, key) in &compared.differing {
+            let is_touched = self.sources.iter().any(|source| source.feed.touched().may_hold(*db, key));
+            if !is_touched && !unseen.has(*db, key) && !self.may_change_unseen(*db, key).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether the feed of this key may not have seen changes of it.
+    async fn may_change_unseen(&self, db: u32, key: &Bytes) -> Result<bool> {
+        let slot = Slot::of_key(key);
+        match self.sources.iter().find(|source| source.unit.slots.contains(slot)) {
+            Some(source) => is_of_unseen_type(source, db, key).await,
+            None => Ok(true),
+        }
     }
 }
 

@@ -84,12 +84,12 @@ impl Syncer {
         self.carry_unseen(&unseen).await?;
         let rehearsed = Instant::now();
         self.carry_unseen(&unseen).await?;
-        self.carry_unseen_types().await?;
+        let carried = self.carry_unseen_types().await?;
         self.rounds().await?;
         // It is a rehearsal, and what was written meanwhile is known.
         let compared = self.compare(options.compare, &sample, Settle::none()).await?;
         let estimate_ms = millis(rehearsed) + 1;
-        let (compared, notice) = self.settle(options.compare, &sample, compared).await?;
+        let (compared, notice) = self.settle(options.compare, &sample, compared, (&unseen, carried)).await?;
         let mut report = CutoverReport {
             dry_run: options.dry_run,
             estimate_ms,

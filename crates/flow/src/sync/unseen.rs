@@ -26,6 +26,22 @@ pub(super) struct Unseen {
     vectors: Found,
 }
 
+impl Unseen {
+    /// How many there are.
+    pub(super) fn keys(&self) -> u64 {
+        self.lists().map(|(_, _, keys)| keys.len() as u64).sum()
+    }
+
+    /// Whether this key of the source is one of them.
+    pub(super) fn has(&self, db: u32, key: &Bytes) -> bool {
+        self.lists().any(|(_, of, keys)| *of == db && keys.contains(key))
+    }
+
+    fn lists(&self) -> impl Iterator<Item = &(String, u32, Vec<Bytes>)> {
+        self.streams.iter().chain(&self.vectors)
+    }
+}
+
 impl Syncer {
     /// Finds them. It goes through all keys, so it is done while nobody is paused; a key that is made
     /// afterwards is followed as every other one.
@@ -74,9 +90,10 @@ impl Syncer {
     }
 
     /// Keys of types that the feed may not have seen changes of are transferred once more: streams, for their
-    /// consumer groups, where it is no replication link.
-    pub(super) async fn carry_unseen_types(&mut self) -> Result<()> {
+    /// consumer groups, where it is no replication link. Returns how many there were.
+    pub(super) async fn carry_unseen_types(&mut self) -> Result<u64> {
         let shared = self.shared.clone();
+        let mut carried = 0;
         for source in &mut self.sources {
             let feed = source.feed.clone();
             for pair in &shared.options.dbs {
@@ -86,14 +103,26 @@ impl Syncer {
                         let mut keys = page.keys;
                         keys.retain(|key| shared.options.selection.admits(key));
                         if !keys.is_empty() {
+                            carried += keys.len() as u64;
                             source.transfer(pair.source, keys).await?;
                         }
                     }
                 }
             }
         }
-        Ok(())
+        Ok(carried)
     }
+}
+
+/// Whether a key is of a type that this feed may not have seen changes of.
+pub(super) async fn is_of_unseen_type(source: &Source, db: u32, key: &Bytes) -> Result<bool> {
+    let types = source.feed.unseen_types();
+    if types.is_empty() {
+        return Ok(false);
+    }
+    let mut link = source.shared.source.open(source.feed.address(), db).await?;
+    let told = link.call(&[b"TYPE", key]).await?;
+    Ok(told.as_str().is_some_and(|told| types.contains(&told)))
 }
 
 /// Goes through the keys of one type in one database of a primary.
