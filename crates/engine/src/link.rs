@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout};
@@ -588,6 +589,9 @@ impl Link {
     }
 }
 
+/// How long the system of a server may acknowledge nothing, on connections for clients.
+const UNHEARD_MAX: Duration = Duration::from_secs(30);
+
 /// A stream of bytes to a server: plain, TLS, a socket in the file system, or something in this process that
 /// stands for one.
 pub struct Io(Kind);
@@ -629,6 +633,20 @@ impl Io {
             Kind::Tls(stream) => stream.get_ref().0.local_addr().ok(),
             Kind::Unix(_) | Kind::Within(_) => None,
         }
+    }
+
+    /// Has the system notice that the other side is out of reach: a client may wait for an answer as long as
+    /// it likes, so nothing else here would.
+    fn bound_silence(&self) -> io::Result<()> {
+        let stream = match &self.0 {
+            Kind::Tcp(stream) => stream,
+            Kind::Tls(stream) => stream.get_ref().0,
+            Kind::Unix(_) | Kind::Within(_) => return Ok(()),
+        };
+        let (socket, probe) = (SockRef::from(stream), UNHEARD_MAX / 4);
+        socket
+            .set_tcp_keepalive(&TcpKeepalive::new().with_time(probe).with_interval(probe).with_retries(3))?;
+        socket.set_tcp_user_timeout(Some(UNHEARD_MAX))
     }
 
     /// Something in this process that answers as a server would.
@@ -704,6 +722,8 @@ impl Io {
     /// login.
     pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
         let io = Io::open(endpoint, address).await?;
+        io.bound_silence()
+            .map_err(|e| Error::new(endpoint.side, address.to_string(), "connect", ErrorKind::Connect(e)))?;
         if endpoint.tls.as_ref().is_none_or(|tls| tls.cert_file.is_none()) {
             return Ok(io);
         }

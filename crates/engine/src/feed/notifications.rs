@@ -72,6 +72,9 @@ impl Question {
     }
 }
 
+/// Modules that publish nothing of their own: Redis has them built in.
+const SILENT_MODULES: [&str; 2] = ["lua", "vectorset"];
+
 /// What is known of the source of notifications.
 #[derive(Debug)]
 pub(super) struct Notifications {
@@ -94,7 +97,7 @@ impl Notifications {
         let modules = modules.as_bytes().map(|text| modules_of(text)).unwrap_or_default();
         let mut found = Notifications {
             calls: Calls::default(),
-            has_modules: modules.iter().any(|name| name != "lua"),
+            has_modules: modules.iter().any(|name| !SILENT_MODULES.contains(&name.as_str())),
             is_setting_known: true,
             unseen_types: unseen_types(link, &modules).await?,
             unproven: Vec::new(),

@@ -597,7 +597,7 @@ fn first_database_alone(source: &Endpoint, other: Option<u32>) -> Result<()> {
         Err(unfit(
             source,
             &format!("database {db} has keys"),
-            "only those of database 0 can be served while they move: move the others first",
+            "only those of database 0 are served while they move: move all by a sync that ends at the front",
         ))
     })
 }

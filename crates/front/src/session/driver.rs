@@ -274,6 +274,20 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         }
     }
 
+    /// Sends by the client's own connection what a shared one was to take, which could not be opened.
+    fn keep_to_own(&mut self) -> Result<bool, Ended> {
+        let (Some(own), Link::Up(wire)) = (self.parked.take(), &mut self.session.link) else {
+            return Err(Ended);
+        };
+        let requests = wire.to.bytes_mut().split();
+        self.way = Some(own);
+        self.session.not_shared();
+        if let Link::Up(wire) = &mut self.session.link {
+            wire.to.bytes_mut().unsplit(requests);
+        }
+        Ok(true)
+    }
+
     /// It rests; true where it is to go on.
     fn is_called_on(&mut self, cx: &mut Context<'_>) -> bool {
         let from = [&self.way, &self.parked].into_iter().flatten().filter_map(Way::local_address);
@@ -352,6 +366,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         let Way::Shared(handle) = way else { return way.send(cx, wire, shuts) };
         if wire.to.is_empty() {
             return Ok(false);
+        }
+        if handle.was_never_open() && self.session.due.len() == wire.asked {
+            return self.keep_to_own();
         }
         let identity = &self.session.identity;
         // Another one where that has ended and nothing was under way on it.

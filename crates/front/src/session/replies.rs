@@ -7,11 +7,12 @@ use whimbrel_wire::boundary::Passed;
 use super::due::{Change, Due, Special, is_own, next_own};
 use super::link::Link;
 use super::state::{Action, Mode, Session};
+use crate::command::rule::Trait;
 use crate::face::Face;
 use crate::migrate::keyspace::with_cursor;
 use crate::migrate::staging::without_hidden;
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
-use crate::upstream::identity::Identity;
+use crate::upstream::identity::{Identity, may_have_logged_in};
 
 /// A reply that is changed is held whole, and cannot be longer.
 const COLLECTED_BYTES_MAX: usize = 64 << 20;
@@ -159,6 +160,12 @@ impl Noted<'_> {
                 Some(plain) if plain.is_in_transaction() => plain.agreed(Change::Unkept),
                 _ => self.identity.note(what, request),
             },
+            Special::Noted(Trait::Hello, hello) if may_have_logged_in(&hello) => {
+                if let Some(plain) = self.mode.plain_mut() {
+                    plain.agreed(Change::Unkept);
+                }
+                return None;
+            }
             Special::Reset if is_agreed => {
                 self.identity.forget();
                 self.agreed(Change::Reset);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::due::{Due, Special};
+use crate::command::rule::Trait;
+use crate::upstream::identity::may_have_logged_in;
 use crate::upstream::shared::{AT_ONCE_BYTES_MAX, SharedConnections};
 
 pub(super) struct Sharing {
@@ -36,6 +38,11 @@ impl Sharing {
         match due {
             Some(Due::Reply) => self.is_let_in |= kind != b'-' && kind != b'!',
             Some(Due::Special(special)) if matches!(**special, Special::Reset) => self.is_let_in = false,
+            Some(Due::Special(special)) => {
+                if let Special::Noted(Trait::Hello, hello) = &**special {
+                    self.is_alone |= (kind == b'-' || kind == b'!') && may_have_logged_in(hello);
+                }
+            }
             _ => {}
         }
     }

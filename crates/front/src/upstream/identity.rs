@@ -48,7 +48,10 @@ impl Identity {
         let words: Vec<Vec<u8>> =
             words.iter().map(|word| word.as_bytes().map(|word| word.to_vec()).unwrap_or_default()).collect();
         match what {
-            Trait::Login => self.login = Some(words),
+            Trait::Login => {
+                let login = [b"AUTH".to_vec()].into_iter().chain(words.into_iter().skip(1));
+                self.login = Some(login.collect());
+            }
             // CLIENT SETNAME and the name.
             Trait::Name => self.name = words.into_iter().nth(2),
             Trait::Hello => self.greet(&words),
@@ -77,12 +80,14 @@ impl Identity {
 
     /// The same for a connection that others use as well.
     pub(crate) fn unnamed(&self) -> Identity {
-        Identity { name: None, ..self.clone() }
+        // What a connection begins with need not be asked for.
+        let protocol = self.protocol.clone().filter(|protocol| protocol != b"2");
+        Identity { name: None, protocol, ..self.clone() }
     }
 
     /// Whether a server treats both alike.
     pub(crate) fn is_same_user(&self, other: &Identity) -> bool {
-        self.login == other.login && self.protocol == other.protocol
+        self.login == other.login && self.protocol() == other.protocol()
     }
 
     /// What to say to another server: first who it is, without which the rest may be refused.
@@ -147,6 +152,12 @@ impl Identity {
         }
         Ok(io)
     }
+}
+
+/// Whether a server that has refused this `HELLO` may have logged in somebody all the same: some do so before
+/// they come to what they refuse.
+pub(crate) fn may_have_logged_in(hello: &[u8]) -> bool {
+    hello.windows(4).any(|word| word.eq_ignore_ascii_case(b"AUTH"))
 }
 
 /// What it means that a connection takes too long.

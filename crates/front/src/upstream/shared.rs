@@ -17,12 +17,15 @@
 //! **Order.** A client has handles to one connection at a time, and replies come in the order of requests.
 //!
 //! **Bounds.** [`TO_BYTES_MAX`] wait to be sent, and what one read of each client adds. A client that does
-//! not take in its replies has [`SINK_BYTES_MAX`] and two reads of them held; after that the shared
-//! connection waits for it, for [`STALL`] in all, and then closes its sink. There are at most
-//! [`IDENTITIES_MAX`] times as many connections as were asked for.
+//! not take in its replies, or waits for another node first, has [`SINK_BYTES_MAX`] of them held, and more
+//! out of [`POOL_BYTES_MAX`] for all clients. Where that is used up the shared connection waits for it, and
+//! everybody with it: [`STALL`] at once at most, and a tenth of the time in the long run. After that it
+//! closes the sinks of all who have too much. There are at most [`IDENTITIES_MAX`] times as many connections
+//! as were asked for.
 //!
 //! **Ends.** A shared connection that breaks takes with it the clients to whom something is due, as their own
-//! connections would. Nothing is sent twice.
+//! connections would. Nothing is sent twice. Requests are taken only once it is open: where it cannot be
+//! opened nothing is lost, and clients keep to their own connections.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -34,16 +37,17 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::io::AsyncWriteExt;
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 use whimbrel_engine::endpoint::{Address, Endpoint};
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::{Io, LinkOptions};
 use whimbrel_wire::boundary::{Boundary, Passed};
 
 use crate::command::keys::CommandTable;
 use crate::pipe::io::{Ended, read, write};
-use crate::upstream::identity::Identity;
+use crate::upstream::identity::{Identity, ReplyReader, in_vain};
 
 /// Who has so much to send that nobody has taken yet takes no more requests.
 const TO_BYTES_MAX: usize = 1 << 20;
@@ -51,8 +55,17 @@ const TO_BYTES_MAX: usize = 1 << 20;
 /// Replies that a client has not taken.
 const SINK_BYTES_MAX: usize = 1 << 20;
 
-/// How long in all a client may keep others waiting with replies that it does not take.
+/// Further replies that clients have not taken, of all clients together.
+const POOL_BYTES_MAX: usize = 64 << 20;
+
+/// How long clients may keep others waiting with replies that they do not take.
 const STALL: Duration = Duration::from_secs(1);
+
+/// A connection from which nothing has come for so long, though something is due, gets no further clients.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// After a stall it takes so many times as long until there may be one that is as long.
+const RECOVERY: u32 = 10;
 
 /// Users and protocols that share among themselves. Clients of further ones use their own connections.
 const IDENTITIES_MAX: usize = 64;
@@ -89,6 +102,8 @@ pub(crate) struct SharedConnections {
     /// Commands that may be shared, in upper case.
     names: HashSet<Vec<u8>>,
     next: AtomicUsize,
+    /// What is held of [`POOL_BYTES_MAX`].
+    pool: Arc<AtomicUsize>,
     open: Mutex<Open>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -107,15 +122,29 @@ struct Queue {
     task: Option<Waker>,
     /// Clients that wait for room.
     waiters: Vec<Waker>,
+    /// The server takes requests.
+    is_open: bool,
+    /// Since when the server has said nothing although something is due.
+    silent_since: Option<Instant>,
     /// Nobody has a handle any more.
     is_left: bool,
     /// The task has ended.
     is_closed: bool,
 }
 
+impl Queue {
+    /// Whether further clients may use it. The connection may be dead without a word.
+    fn is_usable(&self) -> bool {
+        !self.is_closed && self.silent_since.is_none_or(|since| since.elapsed() < SILENCE_MAX)
+    }
+}
+
 /// Where replies arrive for one client.
-#[derive(Debug, Default)]
-struct ReplySink(Mutex<Replies>);
+#[derive(Debug)]
+struct ReplySink {
+    replies: Mutex<Replies>,
+    pool: Arc<AtomicUsize>,
+}
 
 #[derive(Debug, Default)]
 struct Replies {
@@ -123,8 +152,8 @@ struct Replies {
     session: Option<Waker>,
     /// The connection, which waits until there is room.
     connection: Option<Waker>,
-    /// How long it has waited for this client.
-    kept_waiting: Duration,
+    /// Bytes that are held out of the pool.
+    borrowed: usize,
     /// Nothing more will come, or nobody listens.
     is_lost: bool,
 }
@@ -168,6 +197,7 @@ impl SharedConnections {
             each: each.max(1),
             names: names.filter(|name| name.len() <= NAME_BYTES_MAX).collect(),
             next: AtomicUsize::new(0),
+            pool: Arc::default(),
             open: Mutex::default(),
             tasks: Mutex::default(),
         })
@@ -200,7 +230,7 @@ impl SharedConnections {
         let connections = open.entry(key).or_insert_with(|| (0..self.each).map(|_| Weak::new()).collect());
         let slot = &mut connections[self.next.fetch_add(1, Ordering::Relaxed) % self.each];
         let connection =
-            slot.upgrade().filter(|connection| !lock(&connection.0).is_closed).unwrap_or_else(|| {
+            slot.upgrade().filter(|connection| lock(&connection.0).is_usable()).unwrap_or_else(|| {
                 let queue = Arc::new(Mutex::new(Queue::default()));
                 let mut tasks = lock(&self.tasks);
                 while tasks.try_join_next().is_some() {}
@@ -209,13 +239,17 @@ impl SharedConnections {
                 let (at, identity) = (at.clone(), identity.clone());
                 let opened = async move {
                     let limit = Duration::from_millis(link.connect_timeout_ms);
-                    identity.introduce(Io::anonymous(&endpoint, &at, link), &endpoint, &at, limit).await
+                    let io = Io::anonymous(&endpoint, &at, link);
+                    let mut io = identity.introduce(io, &endpoint, &at, limit).await?;
+                    takes_requests(&mut io, &endpoint, &at, limit).await?;
+                    Ok(io)
                 };
                 tasks.spawn(task.run(opened));
                 Arc::new(SharedConnection(queue))
             });
         *slot = Arc::downgrade(&connection);
-        Some(Handle { connection, sink: Arc::default(), identity })
+        let sink = ReplySink { replies: Mutex::default(), pool: self.pool.clone() };
+        Some(Handle { connection, sink: Arc::new(sink), identity })
     }
 
     /// Ends all connections. When it returns nothing is sent on them any more.
@@ -236,10 +270,27 @@ impl Drop for SharedConnection {
     }
 }
 
+/// Finds out that the server takes requests: one that has too many clients says so instead of an answer.
+async fn takes_requests(io: &mut Io, endpoint: &Endpoint, at: &Address, limit: Duration) -> Result<()> {
+    let fail = |kind| Error::new(endpoint.side, at.to_string(), "connect", kind);
+    let asked = async {
+        io.write_all(b"*1\r\n$4\r\nPING\r\n").await?;
+        io.flush().await?;
+        ReplyReader::default().next(io).await
+    };
+    let reply = timeout(limit, asked).await.map_err(|_| in_vain(endpoint, at))?;
+    match ServerError::of(&reply.map_err(|e| fail(ErrorKind::Broken(e)))?) {
+        // The user may do other things.
+        Some(refused) if refused.code != Code::NoPermission => Err(fail(ErrorKind::Server(refused))),
+        _ => Ok(()),
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut replies = lock(&self.sink.0);
+        let mut replies = lock(&self.sink.replies);
         (replies.is_lost, replies.from) = (true, BytesMut::new());
+        self.sink.give_back(&mut replies);
         if let Some(connection) = replies.connection.take() {
             connection.wake();
         }
@@ -250,6 +301,12 @@ impl Handle {
     /// Whether requests of this client can be sent. Where the connection has ended, what was sent is lost.
     pub(crate) fn is_open_for(&self, identity: &Identity) -> bool {
         self.identity.is_same_user(identity) && !lock(&self.connection.0).is_closed
+    }
+
+    /// Whether the connection has ended before it took requests.
+    pub(crate) fn was_never_open(&self) -> bool {
+        let queue = lock(&self.connection.0);
+        queue.is_closed && !queue.is_open
     }
 
     /// Hands over `count` requests, if there is room; true where that was so.
@@ -266,8 +323,10 @@ impl Handle {
         if queue.is_closed {
             return Err(Ended);
         }
-        if queue.to.len() >= TO_BYTES_MAX {
-            queue.waiters.push(cx.waker().clone());
+        if !queue.is_open || queue.to.len() >= TO_BYTES_MAX {
+            if !queue.waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
+                queue.waiters.push(cx.waker().clone());
+            }
             return Ok(false);
         }
         queue.to.extend_from_slice(requests);
@@ -283,7 +342,7 @@ impl Handle {
 
     /// Takes what has arrived, as from a connection: nothing at the end.
     pub(crate) fn take(&self, cx: &mut Context<'_>, into: &mut BytesMut) -> Poll<usize> {
-        let mut replies = lock(&self.sink.0);
+        let mut replies = lock(&self.sink.replies);
         if replies.from.is_empty() {
             if replies.is_lost {
                 return Poll::Ready(0);
@@ -300,6 +359,7 @@ impl Handle {
             into.extend_from_slice(&replies.from);
             replies.from.clear();
         }
+        self.sink.give_back(&mut replies);
         let connection = replies.connection.take();
         drop(replies);
         if let Some(connection) = connection {
@@ -310,25 +370,44 @@ impl Handle {
 }
 
 impl ReplySink {
-    /// Hands over replies, or a piece of one. Where the client has too much of them, how long it has kept
-    /// others waiting before.
-    fn push(&self, bytes: &[u8]) -> Option<Duration> {
-        let mut replies = lock(&self.0);
+    /// Hands over replies, or a piece of one. True where the client has too much of them.
+    fn push(&self, bytes: &[u8]) -> bool {
+        let mut replies = lock(&self.replies);
         if replies.is_lost {
-            return None;
+            return false;
         }
         replies.from.extend_from_slice(bytes);
-        let waited = (replies.from.len() >= SINK_BYTES_MAX).then_some(replies.kept_waiting);
+        let is_full = !self.has_room(&mut replies);
         let session = replies.session.take();
         drop(replies);
         if let Some(session) = session {
             session.wake();
         }
-        waited
+        is_full
+    }
+
+    /// Whether what is held is no more than may be. The pool lends what is lacking, if it has that.
+    fn has_room(&self, replies: &mut Replies) -> bool {
+        let lacking = replies.from.len().saturating_sub(SINK_BYTES_MAX + replies.borrowed);
+        if lacking == 0 {
+            return true;
+        }
+        let lent = self.pool.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+            held.checked_add(lacking).filter(|held| *held <= POOL_BYTES_MAX)
+        });
+        if lent.is_ok() {
+            replies.borrowed += lacking;
+        }
+        lent.is_ok()
+    }
+
+    /// What was held is held no more.
+    fn give_back(&self, replies: &mut Replies) {
+        self.pool.fetch_sub(std::mem::take(&mut replies.borrowed), Ordering::Relaxed);
     }
 
     fn close(&self) {
-        let mut replies = lock(&self.0);
+        let mut replies = lock(&self.replies);
         replies.is_lost = true;
         if let Some(session) = replies.session.take() {
             session.wake();
@@ -337,8 +416,8 @@ impl ReplySink {
 
     /// Whether it still has too much.
     fn is_full(&self, cx: &mut Context<'_>) -> bool {
-        let mut replies = lock(&self.0);
-        let is_full = !replies.is_lost && replies.from.len() >= SINK_BYTES_MAX;
+        let mut replies = lock(&self.replies);
+        let is_full = !replies.is_lost && !self.has_room(&mut replies);
         replies.connection = is_full.then(|| cx.waker().clone());
         is_full
     }
@@ -353,13 +432,38 @@ struct Task {
     /// Who gets the next replies, and how many in a row.
     asking: VecDeque<(Arc<ReplySink>, usize)>,
     full: Option<Full>,
+    patience: Patience,
 }
 
-/// A client that has too much, for whom everybody waits.
+/// Clients that have too much, for whom everybody waits.
 struct Full {
-    sink: Arc<ReplySink>,
+    sinks: Vec<Arc<ReplySink>>,
     since: Instant,
     until: Pin<Box<Sleep>>,
+}
+
+/// How long everybody may be kept waiting: [`STALL`], less what has been used of it lately.
+struct Patience {
+    used: Duration,
+    counted: Instant,
+}
+
+impl Patience {
+    fn new(now: Instant) -> Patience {
+        Patience { used: Duration::ZERO, counted: now }
+    }
+
+    /// What is left of it.
+    fn left(&mut self, now: Instant) -> Duration {
+        let since = now.duration_since(self.counted);
+        (self.used, self.counted) = (self.used.saturating_sub(since / RECOVERY), now);
+        STALL.saturating_sub(self.used)
+    }
+
+    /// They have waited since then.
+    fn use_up(&mut self, since: Instant, now: Instant) {
+        (self.used, self.counted) = (self.used + now.duration_since(since), now);
+    }
 }
 
 /// However it ends, those who wait are told.
@@ -383,6 +487,7 @@ impl Task {
             boundary: Boundary::default(),
             asking: VecDeque::new(),
             full: None,
+            patience: Patience::new(Instant::now()),
         }
     }
 
@@ -390,10 +495,12 @@ impl Task {
         let mut io = match opened.await {
             Ok(io) => io,
             Err(error) => {
-                tracing::warn!(%error, "the server cannot be reached for clients that share a connection");
+                tracing::warn!(%error, "no connection for clients to share: they keep to their own");
                 return;
             }
         };
+        lock(&self.queue).is_open = true;
+        self.collect();
         while poll_fn(|cx| self.poll(cx, &mut io)).await.is_ok() {
             // More has been asked. Those who are about to ask as well go first, so that one write is enough
             // for all.
@@ -412,6 +519,9 @@ impl Task {
             queue.to.clear();
         }
         self.asking.extend(queue.asking.drain(..));
+        if !self.asking.is_empty() && queue.silent_since.is_none() {
+            queue.silent_since = Some(Instant::now());
+        }
         let waiters = std::mem::take(&mut queue.waiters);
         drop(queue);
         waiters.into_iter().for_each(Waker::wake);
@@ -451,15 +561,15 @@ impl Task {
     /// Whether somebody has to take in replies first.
     fn is_held_up(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(full) = &mut self.full else { return false };
-        let is_full = full.sink.is_full(cx);
-        if is_full && full.until.as_mut().poll(cx).is_pending() {
+        full.sinks.retain(|sink| sink.is_full(cx));
+        if !full.sinks.is_empty() && full.until.as_mut().poll(cx).is_pending() {
             return true;
         }
-        if is_full {
+        for sink in &full.sinks {
             tracing::info!("a client that does not take in its replies is let go");
-            full.sink.close();
+            sink.close();
         }
-        lock(&full.sink.0).kept_waiting += full.since.elapsed();
+        self.patience.use_up(full.since, Instant::now());
         self.full = None;
         false
     }
@@ -495,14 +605,58 @@ impl Task {
         }
         self.hand_over(start, passed);
         self.from.advance(passed);
+        lock(&self.queue).silent_since = (!self.asking.is_empty()).then(Instant::now);
         Ok(())
     }
 
     fn hand_over(&mut self, from: usize, to: usize) {
         let Some((sink, _)) = self.asking.front().filter(|_| from < to) else { return };
-        if let Some(waited) = sink.push(&self.from[from..to]) {
-            let until = Box::pin(sleep(STALL.saturating_sub(waited)));
-            self.full = Some(Full { sink: sink.clone(), since: Instant::now(), until });
+        if !sink.push(&self.from[from..to]) {
+            return;
         }
+        let sink = sink.clone();
+        let now = Instant::now();
+        let full = self.full.get_or_insert_with(|| {
+            let until = Box::pin(sleep(self.patience.left(now)));
+            Full { sinks: Vec::new(), since: now, until }
+        });
+        if !full.sinks.iter().any(|full| Arc::ptr_eq(full, &sink)) {
+            full.sinks.push(sink);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sink(pool: &Arc<AtomicUsize>) -> ReplySink {
+        ReplySink { replies: Mutex::default(), pool: pool.clone() }
+    }
+
+    #[test]
+    fn a_sink_is_full_once_the_pool_is_used_up_and_gives_back_what_it_had() {
+        let pool = Arc::new(AtomicUsize::new(POOL_BYTES_MAX - 10));
+        let (one, other) = (sink(&pool), sink(&pool));
+        assert!(!one.push(&[0; SINK_BYTES_MAX]), "what each may have");
+        assert!(!one.push(&[0; 10]), "what is left of the pool");
+        assert!(!other.push(&[0; SINK_BYTES_MAX]) && other.push(&[0; 1]), "there is no more");
+        one.give_back(&mut lock(&one.replies));
+        assert!(other.has_room(&mut lock(&other.replies)));
+        assert_eq!(pool.load(Ordering::Relaxed), POOL_BYTES_MAX - 10 + 1);
+    }
+
+    #[tokio::test]
+    async fn everybody_waits_for_a_tenth_of_the_time_at_most() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut patience = Patience::new(begin);
+        assert_eq!(patience.left(at(0)), STALL);
+        patience.use_up(at(0), at(1_000));
+        assert_eq!(patience.left(at(1_000)), Duration::ZERO);
+        assert_eq!(patience.left(at(6_000)), STALL / 2);
+        patience.use_up(at(6_000), at(6_100));
+        assert_eq!(patience.left(at(6_100)), STALL / 10 * 4);
+        assert_eq!(patience.left(at(60_000)), STALL);
     }
 }

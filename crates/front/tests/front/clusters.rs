@@ -188,6 +188,55 @@ fn messages_reach_clients_of_both_protocols() {
 }
 
 /// Slots go to and fro while clients count: each number is counted once, and nobody hears of it.
+/// A command that a node cannot carry out now, as its keys are at two, is not carried out after those that
+/// the client has sent behind it.
+#[test]
+fn what_is_sent_behind_a_command_stays_behind_it() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Redis70);
+    let served = Served::of(&cluster.seed());
+    let mut client = served.client();
+    client.ask(&["SET", "{t}a", "0"], "+OK\r\n");
+    let (from, number) = (cluster.owner_of(slot("{t}")).expect("an owner"), slot("{t}").to_string());
+    let to = (from + 1) % cluster.primaries().len();
+    cluster.nodes()[to].call(&["CLUSTER", "SETSLOT", &number, "IMPORTING", cluster.node_id(from)]);
+    cluster.nodes()[from].call(&["CLUSTER", "SETSLOT", &number, "MIGRATING", cluster.node_id(to)]);
+    let sent = [&["MSET", "{t}a", "1", "{t}b", "1"][..], &["SET", "{t}a", "2"], &["GET", "{t}a"]];
+    client.send(&sent.map(command).concat());
+    let first = client.reply();
+    client.expect(b"+OK\r\n$1\r\n2\r\n");
+    assert!(first.starts_with("-TRYAGAIN"), "{first}");
+    // One behind which nothing has been sent waits until it can be carried out.
+    client.send(&command(&["MSET", "{t}a", "3", "{t}b", "3"]));
+    for node in [from, to] {
+        cluster.nodes()[node].call(&["CLUSTER", "SETSLOT", &number, "STABLE"]);
+    }
+    client.expect(b"+OK\r\n");
+    client.ask(&["GET", "{t}a"], "$1\r\n3\r\n");
+}
+
+/// Its replica has taken over from a primary that says nothing and keeps its connections.
+#[test]
+fn a_primary_that_hangs_is_left_once_it_was_replaced() {
+    let _alone = alone();
+    let cluster = Cluster::builder(Engine::Valkey81).primaries(3).replicas(1).node_timeout_ms(1_000).start();
+    let cluster = cluster.expect("a cluster");
+    let served = Served::of(&cluster.seed());
+    let is_there = |key: &String| cluster.owner_of(slot(key)).expect("an owner") == 0;
+    let key = (0..).map(|n| format!("k{n}")).find(is_there).expect("there is one");
+    let mut client = served.client();
+    client.ask(&["SET", &key, "v"], "+OK\r\n");
+    client.ask(&["WAIT", "1", "0"], ":1\r\n");
+    cluster.nodes()[0].suspend().expect("suspended");
+    let mut waiting = served.client();
+    waiting.send(&command(&["GET", &key]));
+    cluster.wait_failover(0).expect("a replica takes over");
+    // It ends: what became of its request is not known.
+    assert!(waiting.rest().is_empty(), "nobody has answered it");
+    served.client().ask(&["GET", &key], "$1\r\nv\r\n");
+    cluster.nodes()[0].resume().expect("resumed");
+}
+
 #[test]
 fn no_client_notices_that_slots_move() {
     let _alone = alone();

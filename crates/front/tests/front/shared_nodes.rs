@@ -10,7 +10,7 @@ use crate::clusters::{cluster, slot, slots_move_unnoticed};
 use crate::common::{Client, Served, alone, command, wait_until};
 use crate::sharing::{
     are_answered_alike, are_carried_out_in_order, are_counted_once, askers, begin_to_move_at_rest, count,
-    have_their_own_rights,
+    have_their_own_rights, keep_to_their_own, logs_in_by_a_refused_hello,
 };
 
 /// A key of this node, whose name begins so.
@@ -91,6 +91,53 @@ fn users_have_their_own_rights() {
             node.call(&["CONFIG", "SET", "requirepass", "sesame"]);
         }
     });
+}
+
+#[test]
+fn a_user_who_was_logged_in_by_a_refused_hello_has_no_other_rights() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Redis70);
+    for node in cluster.nodes() {
+        node.call(&["ACL", "SETUSER", "reader", "on", ">pw", "~r:*", "+get", "+hello"]);
+    }
+    logs_in_by_a_refused_hello(&Served::sharing(&cluster.seed(), 1), || {
+        for node in cluster.nodes() {
+            node.call(&["CONFIG", "SET", "requirepass", "sesame"]);
+        }
+    });
+}
+
+#[test]
+fn clients_keep_to_their_own_connections_where_no_other_can_be_opened() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Redis70);
+    let key = key_of(&cluster, 0, "k");
+    keep_to_their_own(&Served::sharing(&cluster.seed(), 2), &key, &cluster.nodes()[0]);
+}
+
+/// What comes from one node waits until another one has answered, and nobody else waits for that.
+#[test]
+fn replies_that_wait_for_another_node_are_kept() {
+    let _alone = alone();
+    let cluster = Cluster::builder(Engine::Redis70).primaries(3).node_timeout_ms(60_000).start();
+    let cluster = cluster.expect("a cluster");
+    let served = Served::sharing(&cluster.seed(), 1);
+    let (slow, key) = (key_of(&cluster, 0, "slow"), key_of(&cluster, 1, "k"));
+    let mut clients: Vec<Client> = (0..5).map(|_| served.client()).collect();
+    for client in &mut clients {
+        client.ask(&["EXISTS", &slow], ":0\r\n");
+        client.ask(&["SETRANGE", &key, "19999", "x"], ":20000\r\n");
+    }
+    cluster.nodes()[0].suspend().expect("suspended");
+    let (asker, others) = clients.split_first_mut().expect("there are some");
+    asker.send(&[command(&["GET", &slow]), command(&["GET", &key]).repeat(400)].concat());
+    for _ in 0..300 {
+        others.iter_mut().for_each(|other| other.ask(&["STRLEN", &key], ":20000\r\n"));
+    }
+    thread::sleep(Duration::from_millis(1_500));
+    cluster.nodes()[0].resume().expect("resumed");
+    asker.expect(b"$-1\r\n");
+    (0..400).for_each(|_| assert_eq!(asker.reply().len(), "$20000\r\n\r\n".len() + 20_000));
 }
 
 #[test]

@@ -16,6 +16,9 @@ use crate::common::{
 /// More than may be held, and far less than what is sent in these tests.
 const GROWTH_BYTES_MAX: u64 = 32 << 20;
 
+/// The same, with what all clients have together of replies that they do not take.
+const POOLED_BYTES_MAX: u64 = 128 << 20;
+
 fn server() -> Server {
     Server::builder(Engine::Redis70).start().expect("a server")
 }
@@ -169,6 +172,70 @@ pub fn have_their_own_rights(served: &Served, close: impl FnOnce()) {
     late.ask(&["GET", "k"], "-NOAUTH Authentication required.\r\n");
 }
 
+/// Redis 7.0 logs in before it comes to the word that it refuses.
+#[test]
+fn a_user_who_was_logged_in_by_a_refused_hello_has_no_other_rights() {
+    let _alone = alone();
+    let source = Server::builder(Engine::Redis70).user_acl("reader on >pw ~r:* +get +hello").start();
+    let source = source.expect("a server");
+    logs_in_by_a_refused_hello(&Served::sharing(&source.url(), 1), || {
+        source.call(&["CONFIG", "SET", "requirepass", "sesame"]);
+    });
+}
+
+/// `close` has all servers want a password, where there is a user `reader` with `pw`.
+pub fn logs_in_by_a_refused_hello(served: &Served, close: impl FnOnce()) {
+    let mut anybody = let_in(served);
+    anybody.ask(&["SET", "k", "v"], "+OK\r\n");
+    anybody.ask(&["GET", "k"], "$1\r\nv\r\n");
+    close();
+    for rest in [&["NONSENSE"][..], &["SETNAME", "a b"]] {
+        let mut reader = served.client();
+        reader.send(&command(&[&["HELLO", "3", "AUTH", "reader", "pw"], rest].concat()));
+        assert!(reader.reply().starts_with("-ERR"), "it is refused");
+        reader.send(&command(&["GET", "r:1"]));
+        reader.reply();
+        reader.send(&command(&["GET", "k"]));
+        assert!(reader.reply().starts_with("-NO"), "others have its rights");
+    }
+}
+
+#[test]
+fn clients_keep_to_their_own_connections_where_no_other_can_be_opened() {
+    let _alone = alone();
+    let source = server();
+    keep_to_their_own(&Served::sharing(&source.url(), 2), "k", &source);
+}
+
+/// Clients of a server that takes no more connections than there are lose nothing.
+pub fn keep_to_their_own(served: &Served, key: &str, server: &Server) {
+    let mut clients: Vec<Client> = (0..6).map(|_| served.client()).collect();
+    clients.iter_mut().for_each(|client| client.ask(&["EXISTS", key], ":0\r\n"));
+    let connected = server.call(&["INFO", "clients"]);
+    let redis::Value::BulkString(info) = connected else { panic!("no text") };
+    let info = String::from_utf8(info).expect("text");
+    let connected = info.lines().find_map(|line| line.strip_prefix("connected_clients:")).expect("a number");
+    let mut config = server.connection();
+    let mut set = |clients: &str| {
+        let mut command = redis::cmd("CONFIG");
+        command.arg("SET").arg("maxclients").arg(clients).exec(&mut config).expect("set");
+    };
+    // With the connection that sets it.
+    set(connected);
+    for number in 1..=3 {
+        for client in &mut clients {
+            client.send(&[command(&["APPEND", key, "x"]), command(&["STRLEN", key])].concat());
+        }
+        for client in &mut clients {
+            let appended = client.reply();
+            assert!(appended.starts_with(':'), "round {number}: {appended}");
+            assert!(client.reply().starts_with(':'));
+        }
+    }
+    clients[0].ask(&["STRLEN", key], ":18\r\n");
+    set("10000");
+}
+
 #[test]
 fn wait_waits_for_what_was_written_on_a_shared_connection() {
     let _alone = alone();
@@ -209,7 +276,7 @@ fn a_client_that_does_not_read_is_let_go_and_others_go_on() {
         other.ask(&["STRLEN", "k"], ":100000\r\n");
     }
     let grown = resident_bytes().saturating_sub(before);
-    assert!(grown < GROWTH_BYTES_MAX, "{grown} bytes more");
+    assert!(grown < POOLED_BYTES_MAX, "{grown} bytes more");
     // It ends before all has come.
     let got = slow.rest().len();
     assert!(got < 4_000 * 100_000, "{got} bytes");

@@ -1,7 +1,7 @@
 //! What is known of a cluster: its nodes, which of them has which slot, and the commands that they have.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
@@ -23,6 +23,9 @@ use crate::upstream::admission::{Admission, NoFleet};
 /// them.
 const LONG_BYTES_MAX: u64 = 256 << 20;
 
+/// How often the topology is asked for without a reason.
+const REFRESHED_EVERY: Duration = Duration::from_secs(1);
+
 /// Connections to nodes, by the address and the id that the node gave: those of one connection to the
 /// cluster.
 pub(crate) type Ids = Arc<Mutex<Vec<(Address, i64)>>>;
@@ -35,8 +38,8 @@ pub(crate) struct Cluster<A> {
     further: RwLock<Vec<(u32, Arc<Deployment>)>>,
     table: CommandTable,
     map: RwLock<Arc<Map>>,
-    /// One asks at a time.
-    refreshing: tokio::sync::Mutex<()>,
+    /// One asks at a time. When was that last?
+    refreshing: tokio::sync::Mutex<Option<Instant>>,
     /// For questions about the words of a command.
     asking: tokio::sync::Mutex<Option<Link>>,
     pub(super) budget: Arc<MemoryBudget>,
@@ -104,7 +107,7 @@ impl<A: Admission> Cluster<A> {
         Cluster {
             table,
             map: RwLock::new(Arc::new(Map::of(&deployment.topology()))),
-            refreshing: tokio::sync::Mutex::new(()),
+            refreshing: tokio::sync::Mutex::new(None),
             asking: tokio::sync::Mutex::new(None),
             budget: MemoryBudget::new(LONG_BYTES_MAX),
             deployment: Arc::new(deployment),
@@ -167,10 +170,24 @@ impl<A: Admission> Cluster<A> {
 
     /// Asks who has which slot, unless somebody else has done so since `seen`.
     pub(super) async fn refresh(&self, seen: u64) {
-        let _one = self.refreshing.lock().await;
-        if self.map().generation != seen {
-            return;
+        let mut last = self.refreshing.lock().await;
+        if self.map().generation == seen {
+            *last = Some(Instant::now());
+            self.ask_nodes().await;
         }
+    }
+
+    /// The same, not more often than is worth it: for those who have no reason to think that it is another
+    /// one.
+    pub(super) async fn refresh_at_times(&self, seen: u64) {
+        let mut last = self.refreshing.lock().await;
+        if self.map().generation == seen && last.is_none_or(|last| last.elapsed() >= REFRESHED_EVERY) {
+            *last = Some(Instant::now());
+            self.ask_nodes().await;
+        }
+    }
+
+    async fn ask_nodes(&self) {
         if let Role::Members(gate) = &self.role {
             return self.adopt(&gate.topology());
         }

@@ -221,11 +221,14 @@ impl<A: Admission> Conn<A> {
             match node.state {
                 State::Connecting(_) => {
                     node.to.clear();
-                    node.state = State::Failed("it is no member of the fleet any more".to_owned());
+                    node.state = State::Failed {
+                        why: "it is no member of the fleet any more".to_owned(),
+                        is_refused: false,
+                    };
                 }
                 State::Up(_) if node.due > 0 => return Err(Ended),
                 // Members' connections are not shared.
-                State::Up(_) | State::Shared(_) | State::Failed(_) => {}
+                State::Up(_) | State::Shared(_) | State::Failed { .. } => {}
             }
         }
         let bound = [self.listening.node(), self.watching].into_iter().flatten();

@@ -34,6 +34,7 @@
 //! - `every`: requests that go to all primaries, or to one after the other;
 //! - `send`: a request goes to a node, or is answered here; `nodes`: connections to nodes;
 //! - `sharing`: requests that go over connections which other clients use as well;
+//! - `silence`: nodes that say nothing, and may have been replaced;
 //! - `state`: what a connection is; `node`, `due`, `request`, `parts`, `news`, `shared`: what it consists of.
 
 mod admission;
@@ -51,5 +52,6 @@ mod send;
 mod serve;
 mod shared;
 mod sharing;
+mod silence;
 pub(super) mod state;
 mod take;

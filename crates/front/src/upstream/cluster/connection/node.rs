@@ -54,5 +54,9 @@ pub(super) enum State {
     /// By one that other clients use as well.
     Shared(Handle),
     /// It could not be reached, and nothing was sent to it.
-    Failed(String),
+    Failed {
+        why: String,
+        /// It refuses who the client is.
+        is_refused: bool,
+    },
 }

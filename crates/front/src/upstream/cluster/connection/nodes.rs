@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use whimbrel_engine::endpoint::Address;
-use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result};
 use whimbrel_engine::link::Io;
 use whimbrel_wire::value::Value;
 
@@ -85,7 +85,7 @@ impl<A: Admission> Conn<A> {
             Some(node) => match &mut node.state {
                 State::Up(io) => read(io, cx, &mut node.from).is_pending() || !node.from.is_empty(),
                 State::Connecting(_) => true,
-                State::Shared(_) | State::Failed(_) => false,
+                State::Shared(_) | State::Failed { .. } => false,
             },
         };
         if !is_usable {
@@ -122,7 +122,9 @@ impl<A: Admission> Conn<A> {
                     }
                     Err(error) => {
                         node.to.clear();
-                        State::Failed(error.to_string())
+                        let is_refused = matches!(&error.kind, ErrorKind::Server(refused)
+                            if matches!(refused.code, Code::NoAuth | Code::WrongPassword));
+                        State::Failed { why: error.to_string(), is_refused }
                     }
                 };
             }

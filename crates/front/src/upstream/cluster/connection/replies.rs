@@ -14,9 +14,11 @@ use super::node::State;
 use super::parts::COLLECTED_BYTES_MAX;
 use super::request::{Listening, Multi};
 use super::state::{Conn, PAUSE};
+use crate::command::rule::Trait;
 use crate::pipe::frame::{as_array, one_line};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, READ_BYTES, read};
 use crate::upstream::admission::Admission;
+use crate::upstream::identity::may_have_logged_in;
 
 /// The longest error of a server.
 pub(super) const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -63,25 +65,26 @@ impl<A: Admission> Conn<A> {
         let Some(node) = self.node_at(at) else { return Err(Ended) };
         let io = match &mut node.state {
             State::Connecting(_) => return Ok(false),
-            State::Failed(why) => {
-                let why = why.clone();
-                self.unreachable(why);
+            State::Failed { why, is_refused } => {
+                let (why, is_refused) = (why.clone(), *is_refused);
+                self.unreachable(why, is_refused);
                 return Ok(true);
             }
             State::Up(_) | State::Shared(_) if is_full => return Ok(false),
             State::Shared(_) => return self.shared_reply_of(cx, at),
             State::Up(io) => io,
         };
-        let mut has_read = false;
+        let (mut has_read, mut is_over) = (false, false);
         if node.from.len() < READ_BYTES {
             match read(&mut **io, cx, &mut node.from) {
                 Poll::Pending => {}
-                // What has been carried out is not known.
-                Poll::Ready(Ok(0) | Err(_)) if node.from.is_empty() => return Err(Ended),
+                Poll::Ready(Ok(0) | Err(_)) => is_over = true,
                 Poll::Ready(_) => has_read = true,
             }
         }
-        Ok(self.take_frames(at)? || has_read)
+        let moved = self.take_frames(at)? || has_read;
+        // What has been carried out is not known.
+        if is_over && !moved { Err(Ended) } else { Ok(moved) }
     }
 
     /// Hands on the frames of a node for as long as they are next in turn; true where there were any.
@@ -180,6 +183,7 @@ impl<A: Admission> Conn<A> {
             return;
         }
         let Some(due) = self.due.pop_front() else { return };
+        self.arrived += 1;
         self.kept_bytes -= due.request.as_ref().map_or(0, Bytes::len);
         if let Some(node) = self.node_at(due.at) {
             node.due = node.due.saturating_sub(1);
@@ -197,6 +201,7 @@ impl<A: Admission> Conn<A> {
                 self.identity.forget();
                 self.forget_all_but(due.at);
             }
+            What::Noted(Trait::Hello, hello) if may_have_logged_in(&hello) => self.keep_to_own(),
             What::Noted(..) | What::Reset => {}
             What::Part => {
                 let reply = match self.parts.are_keys() {
@@ -279,6 +284,9 @@ impl<A: Admission> Conn<A> {
         if matches!(code, Code::Moved(..) | Code::ClusterDown) {
             self.refresh();
         }
+        // Those behind it may have been carried out: it would be after them.
+        let waits = matches!(code, Code::TryAgain | Code::ClusterDown);
+        let is_kept = is_kept && !(waits && self.is_followed());
         match code {
             Code::ClusterDown if !is_kept || is_last => self.pass_error(&line),
             // What was said would lead the client past the front.
@@ -287,6 +295,14 @@ impl<A: Admission> Conn<A> {
             Code::Ask(_, to) => self.redirect(&to, true),
             _ => self.wait(),
         }
+    }
+
+    /// Whether a request for the slot of the first one has been sent behind it.
+    fn is_followed(&self) -> bool {
+        let Some((slot, mut rest)) = self.due.front().map(|head| (head.slot, self.due.iter().skip(1))) else {
+            return false;
+        };
+        slot.is_some() && rest.any(|due| due.slot == slot && due.at != At::Here)
     }
 
     /// An error is the reply.
@@ -340,16 +356,18 @@ impl<A: Admission> Conn<A> {
         };
         match owner {
             Some(owner) => self.detour(self.map.address(owner).clone(), false),
-            None => self.unreachable("the slot has no owner".to_owned()),
+            None => self.unreachable("the slot has no owner".to_owned(), false),
         }
     }
 
-    /// The node of the first that is due cannot be reached, and nothing was sent there.
-    pub(super) fn unreachable(&mut self, why: String) {
+    /// The node of the first that is due cannot be reached, or refuses who the client is, which it will do
+    /// again; and nothing was sent there.
+    pub(super) fn unreachable(&mut self, why: String, is_refused: bool) {
         self.refresh();
         let Some(head) = self.due.front_mut() else { return };
         head.tries += 1;
-        let can_retry = head.request.is_some() && !matches!(head.what, What::Part | What::Scanned(_));
+        let is_kept = head.request.is_some() && !matches!(head.what, What::Part | What::Scanned(_));
+        let can_retry = is_kept && !is_refused;
         if can_retry && head.tries <= TRIES_MAX {
             return self.wait();
         }

@@ -83,6 +83,9 @@ impl<A: Admission> Conn<A> {
             settling: false,
             refreshing: None,
             pause: None,
+            arrived: 0,
+            check: None,
+            is_silent: false,
             asking: None,
             passing: None,
             life: Life::Open,
@@ -105,11 +108,11 @@ impl<A: Admission> Conn<A> {
     fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.hear_fleet_news(cx)?;
         moved |= self.end_sealed_waits(cx)?;
-        moved |= self.refreshed(cx);
+        moved |= self.refreshed(cx)?;
         moved |= self.take(cx)?;
         moved |= self.drive_nodes(cx)?;
         moved |= self.take_replies(cx)?;
-        Ok(moved)
+        Ok(moved || self.hear_silence(cx))
     }
 
     /// The client will send no more, and has got all it is owed.
@@ -134,13 +137,14 @@ impl<A: Admission> Conn<A> {
     }
 
     /// Takes over what has been learned of the cluster.
-    fn refreshed(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(refreshing) = &mut self.refreshing else { return false };
+    fn refreshed(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let Some(refreshing) = &mut self.refreshing else { return Ok(false) };
         if refreshing.as_mut().poll(cx).is_pending() {
-            return false;
+            return Ok(false);
         }
         self.refreshing = None;
         self.map = self.cluster.map();
-        true
+        self.leave_the_replaced()?;
+        Ok(true)
     }
 }

@@ -89,8 +89,8 @@ impl<A: Admission> Conn<A> {
 
     /// Hands over what shared connections are to send; true where there was anything.
     pub(super) fn drive_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let Some(sharing) = &mut self.sharing else { return Ok(false) };
-        let mut moved = false;
+        let mut moved = self.give_up_unopened(cx)?;
+        let Some(sharing) = &mut self.sharing else { return Ok(moved) };
         for node in sharing.nodes.iter_mut().flatten().filter(|node| !node.to.is_empty()) {
             let State::Shared(handle) = &mut node.state else { continue };
             // Another one where that has ended and nothing was under way on it.
@@ -104,22 +104,53 @@ impl<A: Admission> Conn<A> {
         Ok(moved)
     }
 
+    /// The client keeps to its own connections from now on.
+    pub(super) fn keep_to_own(&mut self) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.is_alone = true;
+        }
+    }
+
+    /// Sends by the client's own connections what shared ones were to take which could not be opened. Nothing
+    /// is due on its own to such a node.
+    fn give_up_unopened(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let Some(sharing) = &mut self.sharing else { return Ok(false) };
+        let is_unopened = |node: &Node| {
+            let State::Shared(handle) = &node.state else { return false };
+            node.due > 0 && node.due == node.asked && handle.was_never_open()
+        };
+        let found = (0..).zip(&mut sharing.nodes).find_map(|(number, node)| {
+            let is_it = node.as_deref().is_some_and(is_unopened);
+            is_it.then(|| node.take()).flatten().map(|node| (number, node))
+        });
+        let Some((number, unopened)) = found else { return Ok(false) };
+        self.keep_to_own();
+        let own = self.node(cx, number)?;
+        own.to.extend_from_slice(&unopened.to);
+        own.due += unopened.due;
+        for due in self.due.iter_mut().filter(|due| due.at == At::Shared(number)) {
+            due.at = At::Node(number);
+        }
+        Ok(true)
+    }
+
     /// Takes what has arrived of the reply that is next; true where that was anything.
     pub(super) fn shared_reply_of(&mut self, cx: &mut Context<'_>, at: At) -> Result<bool, Ended> {
         let Some(node) = self.node_at(at) else { return Err(Ended) };
         let State::Shared(handle) = &node.state else { return Err(Ended) };
-        let (mut has_read, mut is_large) = (false, false);
+        let (mut has_read, mut is_large, mut is_over) = (false, false, false);
         if node.from.len() < READ_BYTES {
             match handle.take(cx, &mut node.from) {
                 Poll::Pending => {}
-                // What has been carried out is not known.
-                Poll::Ready(0) if node.from.is_empty() => return Err(Ended),
-                Poll::Ready(bytes) => (has_read, is_large) = (bytes > 0, bytes > AT_ONCE_BYTES_MAX),
+                Poll::Ready(0) => is_over = true,
+                Poll::Ready(bytes) => (has_read, is_large) = (true, bytes > AT_ONCE_BYTES_MAX),
             }
         }
         if let Some(sharing) = &mut self.sharing {
             sharing.is_alone |= is_large;
         }
-        Ok(self.take_frames(at)? || has_read)
+        let moved = self.take_frames(at)? || has_read;
+        // What has been carried out is not known.
+        if is_over && !moved { Err(Ended) } else { Ok(moved) }
     }
 }

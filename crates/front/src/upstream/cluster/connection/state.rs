@@ -45,6 +45,13 @@ pub(super) enum Life {
     Ended,
 }
 
+/// A check whether anything arrives.
+pub(super) struct SilenceCheck {
+    pub(super) until: Pin<Box<Sleep>>,
+    /// How many replies had arrived when it began.
+    pub(super) arrived: u64,
+}
+
 pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) cluster: Arc<Cluster<A>>,
     pub(super) map: Arc<Map>,
@@ -84,6 +91,11 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) settling: bool,
     pub(super) refreshing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     pub(super) pause: Option<Pin<Box<Sleep>>>,
+    /// Whole replies that have come.
+    pub(super) arrived: u64,
+    pub(super) check: Option<SilenceCheck>,
+    /// The topology is asked for since nothing arrives.
+    pub(super) is_silent: bool,
     pub(super) asking: Option<Asking>,
     /// Where the rest of a long request goes; `None` inside: nowhere.
     pub(super) passing: Option<Option<u16>>,
