@@ -589,7 +589,7 @@ impl Link {
     }
 }
 
-/// How long the system of a server may acknowledge nothing, on connections for clients.
+/// How long the system of a server may acknowledge nothing, or take nothing in, on connections for clients.
 const UNHEARD_MAX: Duration = Duration::from_secs(30);
 
 /// A stream of bytes to a server: plain, TLS, a socket in the file system, or something in this process that
@@ -722,8 +722,9 @@ impl Io {
     /// login.
     pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
         let io = Io::open(endpoint, address).await?;
-        io.bound_silence()
-            .map_err(|e| Error::new(endpoint.side, address.to_string(), "connect", ErrorKind::Connect(e)))?;
+        if let Err(error) = io.bound_silence() {
+            tracing::debug!(%error, "a connection to a server has no limit for silence");
+        }
         if endpoint.tls.as_ref().is_none_or(|tls| tls.cert_file.is_none()) {
             return Ok(io);
         }

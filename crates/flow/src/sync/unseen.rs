@@ -121,8 +121,9 @@ pub(super) async fn is_of_unseen_type(source: &Source, db: u32, key: &Bytes) -> 
         return Ok(false);
     }
     let mut link = source.shared.source.open(source.feed.address(), db).await?;
-    let told = link.call(&[b"TYPE", key]).await?;
-    Ok(told.as_str().is_some_and(|told| types.contains(&told)))
+    let told = link.ask(&[b"TYPE", key]).await?;
+    // Where it is refused, the slot has moved for example, it is not known.
+    Ok(told.as_str().is_none_or(|told| types.contains(&told)))
 }
 
 /// Goes through the keys of one type in one database of a primary.

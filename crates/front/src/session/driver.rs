@@ -11,6 +11,7 @@ use whimbrel_engine::error::Error;
 
 use super::call::Call;
 use super::context::SessionContext;
+use super::due::is_own;
 use super::link::Link;
 use super::moving::{Moving, Settled, settled};
 use super::plain::Plain;
@@ -367,14 +368,20 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         if wire.to.is_empty() {
             return Ok(false);
         }
-        if handle.was_never_open() && self.session.due.len() == wire.asked {
-            return self.keep_to_own();
-        }
         let identity = &self.session.identity;
-        // Another one where that has ended and nothing was under way on it.
-        if !handle.is_open_for(identity) && self.session.due.len() == wire.asked {
-            let connections = self.context.connections.as_ref();
-            *handle = connections.and_then(|connections| connections.handle(identity)).ok_or(Ended)?;
+        if !handle.is_open_for(identity) {
+            // Our own answers are due as well.
+            let due = self.session.due.iter().filter(|due| !is_own(Some(due))).count();
+            match (due == wire.asked, handle.was_never_open()) {
+                (true, true) => return self.keep_to_own(),
+                // Another one where that has ended and nothing was under way on it.
+                (true, false) => {
+                    let connections = self.context.connections.as_ref();
+                    *handle =
+                        connections.and_then(|connections| connections.handle(identity)).ok_or(Ended)?;
+                }
+                (false, _) => {}
+            }
         }
         let is_sent = handle.send(cx, wire.to.bytes_mut(), wire.asked)?;
         if is_sent {

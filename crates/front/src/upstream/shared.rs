@@ -18,10 +18,10 @@
 //!
 //! **Bounds.** [`TO_BYTES_MAX`] wait to be sent, and what one read of each client adds. A client that does
 //! not take in its replies, or waits for another node first, has [`SINK_BYTES_MAX`] of them held, and more
-//! out of [`POOL_BYTES_MAX`] for all clients. Where that is used up the shared connection waits for it, and
-//! everybody with it: [`STALL`] at once at most, and a tenth of the time in the long run. After that it
-//! closes the sinks of all who have too much. There are at most [`IDENTITIES_MAX`] times as many connections
-//! as were asked for.
+//! out of [`POOL_BYTES_MAX`] for all clients, half of which one may have. Where that is used up the shared
+//! connection waits for it, and everybody with it: [`STALL`] at once at most, and a tenth of the time in the
+//! long run. After that it closes the sinks of all who have too much. There are [`IDENTITIES_MAX`] times as
+//! many connections as were asked for, and those that are silent and are left one by one.
 //!
 //! **Ends.** A shared connection that breaks takes with it the clients to whom something is due, as their own
 //! connections would. Nothing is sent twice. Requests are taken only once it is open: where it cannot be
@@ -30,7 +30,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -46,7 +46,7 @@ use whimbrel_engine::link::{Io, LinkOptions};
 use whimbrel_wire::boundary::{Boundary, Passed};
 
 use crate::command::keys::CommandTable;
-use crate::pipe::io::{Ended, read, write};
+use crate::pipe::io::{Ended, OUT_BYTES_MAX, read, write};
 use crate::upstream::identity::{Identity, ReplyReader, in_vain};
 
 /// Who has so much to send that nobody has taken yet takes no more requests.
@@ -57,6 +57,12 @@ const SINK_BYTES_MAX: usize = 1 << 20;
 
 /// Further replies that clients have not taken, of all clients together.
 const POOL_BYTES_MAX: usize = 64 << 20;
+
+/// What one client may have of those, so that some who never read do not have all.
+const EACH_BORROWS_MAX: usize = POOL_BYTES_MAX / 2;
+
+/// How often it is looked whether there is room, while everybody waits for that: others may make it.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How long clients may keep others waiting with replies that they do not take.
 const STALL: Duration = Duration::from_secs(1);
@@ -120,8 +126,9 @@ struct Queue {
     asking: Vec<(Arc<ReplySink>, usize)>,
     /// The task that waits for more.
     task: Option<Waker>,
-    /// Clients that wait for room.
+    /// Clients that wait for room, once each, and how often they have been told.
     waiters: Vec<Waker>,
+    round: u64,
     /// The server takes requests.
     is_open: bool,
     /// Since when the server has said nothing although something is due.
@@ -136,6 +143,14 @@ impl Queue {
     /// Whether further clients may use it. The connection may be dead without a word.
     fn is_usable(&self) -> bool {
         !self.is_closed && self.silent_since.is_none_or(|since| since.elapsed() < SILENCE_MAX)
+    }
+
+    /// Those who are to be told that there may be room.
+    fn wake_up(&mut self) -> Vec<Waker> {
+        if !self.waiters.is_empty() {
+            self.round += 1;
+        }
+        std::mem::take(&mut self.waiters)
     }
 }
 
@@ -164,6 +179,8 @@ pub(crate) struct Handle {
     connection: Arc<SharedConnection>,
     sink: Arc<ReplySink>,
     identity: Identity,
+    /// In which round it waits for room.
+    waits_in: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -249,7 +266,7 @@ impl SharedConnections {
             });
         *slot = Arc::downgrade(&connection);
         let sink = ReplySink { replies: Mutex::default(), pool: self.pool.clone() };
-        Some(Handle { connection, sink: Arc::new(sink), identity })
+        Some(Handle { connection, sink: Arc::new(sink), identity, waits_in: AtomicU64::new(u64::MAX) })
     }
 
     /// Ends all connections. When it returns nothing is sent on them any more.
@@ -280,10 +297,16 @@ async fn takes_requests(io: &mut Io, endpoint: &Endpoint, at: &Address, limit: D
     };
     let reply = timeout(limit, asked).await.map_err(|_| in_vain(endpoint, at))?;
     match ServerError::of(&reply.map_err(|e| fail(ErrorKind::Broken(e)))?) {
-        // The user may do other things.
-        Some(refused) if refused.code != Code::NoPermission => Err(fail(ErrorKind::Server(refused))),
+        // With anything else that is refused, other commands may be carried out.
+        Some(refused) if is_turned_away(&refused) => Err(fail(ErrorKind::Server(refused))),
         _ => Ok(()),
     }
+}
+
+/// Whether this is said to a connection, and not to a command.
+fn is_turned_away(refused: &ServerError) -> bool {
+    refused.code == Code::NoAuth
+        || ["max number of clients", "DENIED"].iter().any(|words| refused.text.contains(words))
 }
 
 impl Drop for Handle {
@@ -298,9 +321,12 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    /// Whether requests of this client can be sent. Where the connection has ended, what was sent is lost.
+    /// Whether requests of this client can be sent, where nothing is under way. Where the connection has
+    /// ended, or the client was let go, what was sent is lost.
     pub(crate) fn is_open_for(&self, identity: &Identity) -> bool {
-        self.identity.is_same_user(identity) && !lock(&self.connection.0).is_closed
+        self.identity.is_same_user(identity)
+            && !lock(&self.sink.replies).is_lost
+            && lock(&self.connection.0).is_usable()
     }
 
     /// Whether the connection has ended before it took requests.
@@ -324,7 +350,7 @@ impl Handle {
             return Err(Ended);
         }
         if !queue.is_open || queue.to.len() >= TO_BYTES_MAX {
-            if !queue.waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
+            if self.waits_in.swap(queue.round, Ordering::Relaxed) != queue.round {
                 queue.waiters.push(cx.waker().clone());
             }
             return Ok(false);
@@ -340,7 +366,7 @@ impl Handle {
         Ok(true)
     }
 
-    /// Takes what has arrived, as from a connection: nothing at the end.
+    /// Takes of what has arrived, as from a connection: nothing at the end. Returns how much there was.
     pub(crate) fn take(&self, cx: &mut Context<'_>, into: &mut BytesMut) -> Poll<usize> {
         let mut replies = lock(&self.sink.replies);
         if replies.from.is_empty() {
@@ -353,11 +379,16 @@ impl Handle {
             return Poll::Pending;
         }
         let bytes = replies.from.len();
-        if into.is_empty() {
+        if into.is_empty() && bytes <= OUT_BYTES_MAX {
             *into = std::mem::take(&mut replies.from);
         } else {
-            into.extend_from_slice(&replies.from);
-            replies.from.clear();
+            // Not more than that: what is taken counts no more, and is held all the same.
+            let part = bytes.min(OUT_BYTES_MAX);
+            into.extend_from_slice(&replies.from[..part]);
+            replies.from.advance(part);
+            if replies.from.is_empty() {
+                replies.from = BytesMut::new();
+            }
         }
         self.sink.give_back(&mut replies);
         let connection = replies.connection.take();
@@ -392,6 +423,9 @@ impl ReplySink {
         if lacking == 0 {
             return true;
         }
+        if replies.borrowed + lacking > EACH_BORROWS_MAX {
+            return false;
+        }
         let lent = self.pool.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
             held.checked_add(lacking).filter(|held| *held <= POOL_BYTES_MAX)
         });
@@ -401,9 +435,11 @@ impl ReplySink {
         lent.is_ok()
     }
 
-    /// What was held is held no more.
+    /// Gives back what is not held any more.
     fn give_back(&self, replies: &mut Replies) {
-        self.pool.fetch_sub(std::mem::take(&mut replies.borrowed), Ordering::Relaxed);
+        let held = replies.from.len().saturating_sub(SINK_BYTES_MAX).min(replies.borrowed);
+        self.pool.fetch_sub(replies.borrowed - held, Ordering::Relaxed);
+        replies.borrowed = held;
     }
 
     fn close(&self) {
@@ -439,7 +475,8 @@ struct Task {
 struct Full {
     sinks: Vec<Arc<ReplySink>>,
     since: Instant,
-    until: Pin<Box<Sleep>>,
+    until: Instant,
+    next_look: Pin<Box<Sleep>>,
 }
 
 /// How long everybody may be kept waiting: [`STALL`], less what has been used of it lately.
@@ -471,7 +508,7 @@ impl Drop for Task {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue);
         queue.is_closed = true;
-        let (asking, waiters) = (std::mem::take(&mut queue.asking), std::mem::take(&mut queue.waiters));
+        let (asking, waiters) = (std::mem::take(&mut queue.asking), queue.wake_up());
         drop(queue);
         self.asking.drain(..).chain(asking).for_each(|(sink, _)| sink.close());
         waiters.into_iter().for_each(Waker::wake);
@@ -522,7 +559,7 @@ impl Task {
         if !self.asking.is_empty() && queue.silent_since.is_none() {
             queue.silent_since = Some(Instant::now());
         }
-        let waiters = std::mem::take(&mut queue.waiters);
+        let waiters = queue.wake_up();
         drop(queue);
         waiters.into_iter().for_each(Waker::wake);
     }
@@ -561,9 +598,15 @@ impl Task {
     /// Whether somebody has to take in replies first.
     fn is_held_up(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(full) = &mut self.full else { return false };
-        full.sinks.retain(|sink| sink.is_full(cx));
-        if !full.sinks.is_empty() && full.until.as_mut().poll(cx).is_pending() {
-            return true;
+        loop {
+            full.sinks.retain(|sink| sink.is_full(cx));
+            if full.sinks.is_empty() || Instant::now() >= full.until {
+                break;
+            }
+            if full.next_look.as_mut().poll(cx).is_pending() {
+                return true;
+            }
+            full.next_look.as_mut().reset((Instant::now() + LOOK_EVERY).min(full.until));
         }
         for sink in &full.sinks {
             tracing::info!("a client that does not take in its replies is let go");
@@ -617,8 +660,8 @@ impl Task {
         let sink = sink.clone();
         let now = Instant::now();
         let full = self.full.get_or_insert_with(|| {
-            let until = Box::pin(sleep(self.patience.left(now)));
-            Full { sinks: Vec::new(), since: now, until }
+            let until = now + self.patience.left(now);
+            Full { sinks: Vec::new(), since: now, until, next_look: Box::pin(sleep(LOOK_EVERY)) }
         });
         if !full.sinks.iter().any(|full| Arc::ptr_eq(full, &sink)) {
             full.sinks.push(sink);
@@ -641,9 +684,18 @@ mod tests {
         assert!(!one.push(&[0; SINK_BYTES_MAX]), "what each may have");
         assert!(!one.push(&[0; 10]), "what is left of the pool");
         assert!(!other.push(&[0; SINK_BYTES_MAX]) && other.push(&[0; 1]), "there is no more");
+        lock(&one.replies).from.advance(10);
         one.give_back(&mut lock(&one.replies));
         assert!(other.has_room(&mut lock(&other.replies)));
         assert_eq!(pool.load(Ordering::Relaxed), POOL_BYTES_MAX - 10 + 1);
+    }
+
+    #[test]
+    fn one_client_does_not_get_the_whole_pool() {
+        let pool = Arc::default();
+        let one = sink(&pool);
+        assert!(!one.push(&vec![0; SINK_BYTES_MAX + EACH_BORROWS_MAX]) && one.push(&[0]));
+        assert_eq!(pool.load(Ordering::Relaxed), EACH_BORROWS_MAX);
     }
 
     #[tokio::test]

@@ -29,7 +29,7 @@ pub(super) struct Map {
     primaries: Vec<u16>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Owners {
     backend: u32,
     /// For each slot the number of its owner and one; 0 where it has none.
@@ -87,6 +87,11 @@ impl Map {
     fn number(&self, address: &Address) -> Option<u16> {
         let at = self.nodes.iter().position(|node| node == address)?;
         u16::try_from(at).ok()
+    }
+
+    /// Whether another one says the same.
+    pub(super) fn is_as(&self, other: &Map) -> bool {
+        (&self.backends, &self.nodes, &self.primaries) == (&other.backends, &other.nodes, &other.primaries)
     }
 
     pub(super) fn address(&self, number: u16) -> &Address {

@@ -46,6 +46,15 @@ pub(crate) struct Cluster<A> {
     pub(super) role: Role<A>,
 }
 
+/// What becomes of an answer who has which slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adopt {
+    /// It counts as another one in any case: others wait for an answer that is newer than theirs.
+    Always,
+    /// It counts where it says something else.
+    Changes,
+}
+
 /// What it has to do with a fleet.
 #[derive(Debug)]
 pub(crate) enum Role<A> {
@@ -129,7 +138,7 @@ impl<A: Admission> Cluster<A> {
             further.push((number, Arc::new(deployment)));
         }
         drop(further);
-        self.adopt_backends();
+        self.adopt_backends(Adopt::Always);
     }
 
     /// The backend of this number, and which of its nodes has a slot.
@@ -172,8 +181,8 @@ impl<A: Admission> Cluster<A> {
     pub(super) async fn refresh(&self, seen: u64) {
         let mut last = self.refreshing.lock().await;
         if self.map().generation == seen {
+            self.ask_nodes(Adopt::Always).await;
             *last = Some(Instant::now());
-            self.ask_nodes().await;
         }
     }
 
@@ -182,12 +191,12 @@ impl<A: Admission> Cluster<A> {
     pub(super) async fn refresh_at_times(&self, seen: u64) {
         let mut last = self.refreshing.lock().await;
         if self.map().generation == seen && last.is_none_or(|last| last.elapsed() >= REFRESHED_EVERY) {
+            self.ask_nodes(Adopt::Changes).await;
             *last = Some(Instant::now());
-            self.ask_nodes().await;
         }
     }
 
-    async fn ask_nodes(&self) {
+    async fn ask_nodes(&self, what: Adopt) {
         if let Role::Members(gate) = &self.role {
             return self.adopt(&gate.topology());
         }
@@ -207,7 +216,7 @@ impl<A: Admission> Cluster<A> {
         }
         while let Some(told) = asked.join_next().await {
             if matches!(told, Ok(true)) {
-                self.adopt_backends();
+                self.adopt_backends(what);
             }
         }
     }
@@ -219,13 +228,17 @@ impl<A: Admission> Cluster<A> {
     }
 
     /// Takes in what all backends have last told.
-    fn adopt_backends(&self) {
+    fn adopt_backends(&self, what: Adopt) {
         let told: Vec<(u32, Arc<Topology>)> =
             self.backends().iter().map(|(number, deployment)| (*number, deployment.topology())).collect();
         let told: Vec<(u32, &Topology)> =
             told.iter().map(|(number, topology)| (*number, &**topology)).collect();
         let mut map = self.map.write();
-        *map = Arc::new(map.next(&told));
+        let next = map.next(&told);
+        // Connections keep the one that they have: where nothing changes they share it.
+        if what == Adopt::Always || !next.is_as(&map) {
+            *map = Arc::new(next);
+        }
     }
 
     /// The keys among the words of a command, by a node's own understanding.

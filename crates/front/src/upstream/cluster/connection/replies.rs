@@ -82,6 +82,7 @@ impl<A: Admission> Conn<A> {
                 Poll::Ready(_) => has_read = true,
             }
         }
+        self.heard += u64::from(has_read);
         let moved = self.take_frames(at)? || has_read;
         // What has been carried out is not known.
         if is_over && !moved { Err(Ended) } else { Ok(moved) }
@@ -183,7 +184,6 @@ impl<A: Admission> Conn<A> {
             return;
         }
         let Some(due) = self.due.pop_front() else { return };
-        self.arrived += 1;
         self.kept_bytes -= due.request.as_ref().map_or(0, Bytes::len);
         if let Some(node) = self.node_at(due.at) {
             node.due = node.due.saturating_sub(1);

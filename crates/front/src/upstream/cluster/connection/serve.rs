@@ -83,9 +83,10 @@ impl<A: Admission> Conn<A> {
             settling: false,
             refreshing: None,
             pause: None,
-            arrived: 0,
+            heard: 0,
             check: None,
             is_silent: false,
+            probing: None,
             asking: None,
             passing: None,
             life: Life::Open,
@@ -108,7 +109,8 @@ impl<A: Admission> Conn<A> {
     fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.hear_fleet_news(cx)?;
         moved |= self.end_sealed_waits(cx)?;
-        moved |= self.refreshed(cx)?;
+        moved |= self.refreshed(cx);
+        moved |= self.leave_the_dead(cx)?;
         moved |= self.take(cx)?;
         moved |= self.drive_nodes(cx)?;
         moved |= self.take_replies(cx)?;
@@ -137,14 +139,14 @@ impl<A: Admission> Conn<A> {
     }
 
     /// Takes over what has been learned of the cluster.
-    fn refreshed(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let Some(refreshing) = &mut self.refreshing else { return Ok(false) };
+    fn refreshed(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(refreshing) = &mut self.refreshing else { return false };
         if refreshing.as_mut().poll(cx).is_pending() {
-            return Ok(false);
+            return false;
         }
         self.refreshing = None;
         self.map = self.cluster.map();
-        self.leave_the_replaced()?;
-        Ok(true)
+        self.check_silent_node();
+        true
     }
 }

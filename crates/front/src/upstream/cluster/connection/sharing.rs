@@ -149,6 +149,7 @@ impl<A: Admission> Conn<A> {
         if let Some(sharing) = &mut self.sharing {
             sharing.is_alone |= is_large;
         }
+        self.heard += u64::from(has_read);
         let moved = self.take_frames(at)? || has_read;
         // What has been carried out is not known.
         if is_over && !moved { Err(Ended) } else { Ok(moved) }

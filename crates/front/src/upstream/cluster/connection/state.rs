@@ -48,8 +48,15 @@ pub(super) enum Life {
 /// A check whether anything arrives.
 pub(super) struct SilenceCheck {
     pub(super) until: Pin<Box<Sleep>>,
-    /// How many replies had arrived when it began.
-    pub(super) arrived: u64,
+    /// How often anything had come when it began.
+    pub(super) heard: u64,
+}
+
+/// The question whether a node is alive.
+pub(super) struct Probe {
+    pub(super) is_alive: Pin<Box<dyn Future<Output = bool> + Send>>,
+    /// How often anything had come when it was asked.
+    pub(super) heard: u64,
 }
 
 pub(in crate::upstream::cluster) struct Conn<A> {
@@ -91,11 +98,12 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) settling: bool,
     pub(super) refreshing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     pub(super) pause: Option<Pin<Box<Sleep>>>,
-    /// Whole replies that have come.
-    pub(super) arrived: u64,
+    /// How often anything has come from a node.
+    pub(super) heard: u64,
     pub(super) check: Option<SilenceCheck>,
     /// The topology is asked for since nothing arrives.
     pub(super) is_silent: bool,
+    pub(super) probing: Option<Probe>,
     pub(super) asking: Option<Asking>,
     /// Where the rest of a long request goes; `None` inside: nowhere.
     pub(super) passing: Option<Option<u16>>,
