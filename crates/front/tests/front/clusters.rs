@@ -22,6 +22,13 @@ pub fn slot(key: &str) -> u16 {
     Slot::of_key(key.as_bytes()).number()
 }
 
+/// A key of this node, whose name begins so.
+pub fn key_of(cluster: &Cluster, node: usize, name: &str) -> String {
+    let mut names = (0..).map(|n| format!("{name}{n}"));
+    let is_there = |key: &String| cluster.owner_of(slot(key)).expect("an owner") == node;
+    names.find(is_there).expect("there is no end of names")
+}
+
 /// Two names, in slots of different nodes of a cluster of three.
 const FAR: [&str; 2] = ["{a}1", "{b}1"];
 
@@ -187,7 +194,6 @@ fn messages_reach_clients_of_both_protocols() {
     assert!(replies.iter().all(|reply| !reply.contains("MOVED")), "{replies:?}");
 }
 
-/// Slots go to and fro while clients count: each number is counted once, and nobody hears of it.
 /// A command that a node cannot carry out now, as its keys are at two, is not carried out after those that
 /// the client has sent behind it.
 #[test]
@@ -222,8 +228,7 @@ fn a_primary_that_hangs_is_left_once_it_was_replaced() {
     let cluster = Cluster::builder(Engine::Valkey81).primaries(3).replicas(1).node_timeout_ms(1_000).start();
     let cluster = cluster.expect("a cluster");
     let served = Served::of(&cluster.seed());
-    let is_there = |key: &String| cluster.owner_of(slot(key)).expect("an owner") == 0;
-    let key = (0..).map(|n| format!("k{n}")).find(is_there).expect("there is one");
+    let key = key_of(&cluster, 0, "k");
     let mut client = served.client();
     client.ask(&["SET", &key, "v"], "+OK\r\n");
     client.ask(&["WAIT", "1", "0"], ":1\r\n");
@@ -237,6 +242,7 @@ fn a_primary_that_hangs_is_left_once_it_was_replaced() {
     cluster.nodes()[0].resume().expect("resumed");
 }
 
+/// Slots go to and fro while clients count: each number is counted once, and nobody hears of it.
 #[test]
 fn no_client_notices_that_slots_move() {
     let _alone = alone();

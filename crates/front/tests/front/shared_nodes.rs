@@ -6,19 +6,12 @@ use std::time::Duration;
 
 use whimbrel_lab::{Cluster, Engine, Server};
 
-use crate::clusters::{cluster, slot, slots_move_unnoticed};
+use crate::clusters::{cluster, key_of, slots_move_unnoticed};
 use crate::common::{Client, Served, alone, command, wait_until};
 use crate::sharing::{
     are_answered_alike, are_carried_out_in_order, are_counted_once, askers, begin_to_move_at_rest, count,
     have_their_own_rights, keep_to_their_own, logs_in_by_a_refused_hello,
 };
-
-/// A key of this node, whose name begins so.
-fn key_of(cluster: &Cluster, node: usize, name: &str) -> String {
-    let mut names = (0..).map(|n| format!("{name}{n}"));
-    let is_there = |key: &String| cluster.owner_of(slot(key)).expect("an owner") == node;
-    names.find(is_there).expect("there is no end of names")
-}
 
 #[test]
 fn many_clients_have_few_connections_to_each_node() {
@@ -82,29 +75,30 @@ fn what_is_sent_at_once_is_carried_out_in_its_order() {
 #[test]
 fn users_have_their_own_rights() {
     let _alone = alone();
+    let cluster = cluster_with_reader();
+    have_their_own_rights(&Served::sharing(&cluster.seed(), 1), || want_password(&cluster));
+}
+
+/// One with a user `reader`.
+fn cluster_with_reader() -> Cluster {
     let cluster = cluster(Engine::Redis70);
     for node in cluster.nodes() {
         node.call(&["ACL", "SETUSER", "reader", "on", ">pw", "~r:*", "+get", "+hello"]);
     }
-    have_their_own_rights(&Served::sharing(&cluster.seed(), 1), || {
-        for node in cluster.nodes() {
-            node.call(&["CONFIG", "SET", "requirepass", "sesame"]);
-        }
-    });
+    cluster
+}
+
+fn want_password(cluster: &Cluster) {
+    for node in cluster.nodes() {
+        node.call(&["CONFIG", "SET", "requirepass", "sesame"]);
+    }
 }
 
 #[test]
 fn a_user_who_was_logged_in_by_a_refused_hello_has_no_other_rights() {
     let _alone = alone();
-    let cluster = cluster(Engine::Redis70);
-    for node in cluster.nodes() {
-        node.call(&["ACL", "SETUSER", "reader", "on", ">pw", "~r:*", "+get", "+hello"]);
-    }
-    logs_in_by_a_refused_hello(&Served::sharing(&cluster.seed(), 1), || {
-        for node in cluster.nodes() {
-            node.call(&["CONFIG", "SET", "requirepass", "sesame"]);
-        }
-    });
+    let cluster = cluster_with_reader();
+    logs_in_by_a_refused_hello(&Served::sharing(&cluster.seed(), 1), || want_password(&cluster));
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl<A: Admission> Conn<A> {
         for node in sharing.nodes.iter_mut().flatten().filter(|node| !node.to.is_empty()) {
             let State::Shared(handle) = &mut node.state else { continue };
             // Another one where that has ended and nothing was under way on it.
-            if !handle.is_open_for(&self.identity) && node.due == node.asked {
+            if node.due == node.asked && !handle.is_open_for(&self.identity) {
                 *handle = sharing.connections.handle_at(&node.address, &self.identity).ok_or(Ended)?;
             }
             if handle.send(cx, &mut node.to, node.asked)? {

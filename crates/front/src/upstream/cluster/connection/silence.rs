@@ -21,7 +21,7 @@ use crate::upstream::admission::Admission;
 use crate::upstream::cluster::nodes::{Cluster, Role};
 
 /// So long without a byte is silence.
-pub(super) const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(2);
 
 impl<A: Admission> Conn<A> {
     /// Has the topology asked for where nothing comes of the first reply that is due. True where anything was
