@@ -209,10 +209,15 @@ fn what_is_sent_behind_a_command_stays_behind_it() {
     cluster.nodes()[from].call(&["CLUSTER", "SETSLOT", &number, "MIGRATING", cluster.node_id(to)]);
     let sent = [&["MSET", "{t}a", "1", "{t}b", "1"][..], &["SET", "{t}a", "2"], &["GET", "{t}a"]];
     client.send(&sent.map(command).concat());
+    let there = || cluster.nodes()[from].call(&["GET", "{t}a"]);
+    wait_until("the second is carried out", || there() == redis::Value::BulkString(b"2".to_vec()));
+    // Now the first one could be carried out as well.
+    cluster.nodes()[from].call(&["CLUSTER", "SETSLOT", &number, "STABLE"]);
     let first = client.reply();
     client.expect(b"+OK\r\n$1\r\n2\r\n");
     assert!(first.starts_with("-TRYAGAIN"), "{first}");
     // One behind which nothing has been sent waits until it can be carried out.
+    cluster.nodes()[from].call(&["CLUSTER", "SETSLOT", &number, "MIGRATING", cluster.node_id(to)]);
     client.send(&command(&["MSET", "{t}a", "3", "{t}b", "3"]));
     for node in [from, to] {
         cluster.nodes()[node].call(&["CLUSTER", "SETSLOT", &number, "STABLE"]);
