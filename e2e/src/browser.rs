@@ -95,6 +95,12 @@ impl Browser {
     /// Asks for something, and waits for the answer.
     #[track_caller]
     fn call(&mut self, method: &str, params: Value) -> Value {
+        self.ask(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// The same, where the answer may be an error.
+    #[track_caller]
+    fn ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         self.next += 1;
         let id = self.next;
         let mut request = json!({"id": id, "method": method, "params": params});
@@ -107,8 +113,8 @@ impl Browser {
             let Message::Text(text) = message else { continue };
             let message: Value = serde_json::from_str(&text).expect("JSON");
             if message["id"] == json!(id) {
-                assert!(message["error"].is_null(), "{method}: {}", message["error"]);
-                return message["result"].clone();
+                let error = message["error"].clone();
+                return if error.is_null() { Ok(message["result"].clone()) } else { Err(error) };
             }
             self.hear(&message);
         }
@@ -139,6 +145,25 @@ impl Browser {
     pub fn open(&mut self, url: &str) {
         let gone = self.call("Page.navigate", json!({"url": url}));
         assert!(gone["errorText"].is_null(), "{url}: {}", gone["errorText"]);
+    }
+
+    /// Loads the page again, and waits until the new one is there: what is asked of one that is on its way
+    /// out has no answer.
+    #[track_caller]
+    pub fn reload(&mut self) {
+        self.eval("window.isBeforeReload = true");
+        self.call("Page.reload", json!({}));
+        let until = Instant::now() + SHOWN_WITHIN;
+        loop {
+            let asked = json!({"expression": "window.isBeforeReload ?? null", "returnByValue": true});
+            if let Ok(result) = self.ask("Runtime.evaluate", asked)
+                && result["result"]["value"].is_null()
+            {
+                return;
+            }
+            assert!(Instant::now() < until, "it is not loaded again");
+            thread::sleep(LOOK_PERIOD);
+        }
     }
 
     /// How wide and high the page is, in pixels.

@@ -1,10 +1,10 @@
-//! Developer chores: fetching engines, tidy checks, the slowest tests, a recording of the demo.
+//! Developer chores: fetching engines, tidy checks, the results of tests, a recording of the demo.
 
 use std::process::ExitCode;
 
 mod engines;
 mod record;
-mod slowest;
+mod results;
 mod tidy;
 
 const USAGE: &str = "usage: cargo run -p xtask -- CHORE\n\
@@ -12,7 +12,8 @@ const USAGE: &str = "usage: cargo run -p xtask -- CHORE\n\
 chores:\n\
 \x20 engines [NAME...]   bring the servers used by tests, demo and benchmarks into the cache folder\n\
 \x20 record BINARY FILE  draw what the demo of a whimbrel prints, line by line as it came\n\
-\x20 slowest PROFILE     name the tests that took longest in the last run with this profile of nextest\n\
+\x20 results PROFILE     name the tests that took longest in the last run with this profile of nextest, and\n\
+\x20                     why others failed\n\
 \x20 tidy                check the rules that compilers and linters do not know\n";
 
 fn main() -> ExitCode {
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
     let outcome = match args.next().as_deref() {
         Some("engines") => engines::run(&args.collect::<Vec<_>>()),
         Some("record") => record::run(&args.collect::<Vec<_>>()),
-        Some("slowest") => slowest::run(&args.collect::<Vec<_>>()),
+        Some("results") => results::run(&args.collect::<Vec<_>>()),
         Some("tidy") => tidy::run(),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");

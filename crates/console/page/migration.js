@@ -163,7 +163,7 @@ function refusal(job) {
     : "The sync has to follow first.";
 }
 
-function skeleton(name, mine, update, look) {
+function skeleton(name, job, mine, update, look) {
   const at = {
     heading: h("h1", { tabindex: "-1" }, `Migration ${name}`),
     badge: h("span", { class: "badge" }),
@@ -172,7 +172,6 @@ function skeleton(name, mine, update, look) {
     note: h("p", { class: "note" }),
     choices: settings(mine.chosen),
   };
-  const job = () => jobNamed(name);
   const pair = () => ({ source: urlOf(job(), "source"), target: urlOf(job(), "target") });
   const found = () => (look.again(), update());
   const part = (key) => (at[key] = h("div", {}));
@@ -231,9 +230,9 @@ function skeleton(name, mine, update, look) {
   );
   at.backSaid = h("div", { role: "status" });
   at.backRehearse = gated("Rehearse the rollback", "back-rehearse", () =>
-    doBack(at, name, mine, true, update),
+    doBack(at, job(), mine, true, update),
   );
-  at.backButton = gated("Roll back …", "back-button", () => doBack(at, name, mine, false, update), {
+  at.backButton = gated("Roll back …", "back-button", () => doBack(at, job(), mine, false, update), {
     class: "danger",
   });
   at.back = step(
@@ -310,8 +309,7 @@ async function doRehearse(at, name, found) {
   found();
 }
 
-async function doBack(at, name, mine, dryRun, update) {
-  const job = jobNamed(name);
+async function doBack(at, job, mine, dryRun, update) {
   const back = leadsBack(job) ? job : wayBack(job);
   try {
     const values = at.choices.values();
@@ -501,10 +499,12 @@ export function open(name) {
   const mine = keptOf(name);
   const look = reader(name, () => update());
   let last = null;
-  const at = skeleton(name, mine, () => update(), look);
+  // After a reload the job itself may be there before the list of all jobs.
+  const known = () => jobNamed(name) ?? look.read.answer?.job ?? last;
+  const at = skeleton(name, known, mine, () => update(), look);
 
   function update() {
-    const job = jobNamed(name) ?? look.read.answer?.job ?? last;
+    const job = known();
     look.tick();
     const isMissing = !job && state.everRead;
     refill(at.error, isMissing, () =>

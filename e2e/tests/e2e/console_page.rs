@@ -207,7 +207,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     assert_eq!(job["job"]["begun_by"], format!("token administer (console), as {}", user()), "{job}");
     assert_eq!(job["remembered"]["rehearsal"]["who"], "administer", "{job}");
     // What was found out is there when the page is loaded again.
-    browser.eval("location.reload()");
+    browser.reload();
     let steps = ["assess", "verify", "rehearse"].map(done);
     browser.wait_for(&steps.map(|step| format!("({step})")).join(" && "));
     let sync = "[...document.querySelectorAll('[data-test=\"step-sync\"] [data-test=\"command\"]')]";

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::cluster::Node;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate, Why};
 use whimbrel_core::slot::{Slot, SlotSet};
@@ -196,17 +197,28 @@ impl<'a> Repairer<'a> {
     /// Clears marks that replicas have and their primary has not, until they are gone. A primary passes
     /// `SETSLOT` on only to replicas that it knows of, by the cluster bus, and whose link is up; one that has
     /// just come back it may hear of seconds later, and a synchronisation does not bring what was missed.
+    ///
+    /// Each replica is asked itself: a survey may lack one that its primary has forgotten.
     async fn clear_kept_marks(&self, primary: &NodeId, slots: &SlotSet) -> Result<()> {
+        let cluster = self.survey.cluster();
+        let marked = |node: &Node<'_>| !cluster.stray_marks(node).intersection(slots).is_empty();
+        let replicas = cluster.nodes.iter().filter(|node| node.primary() == Some(primary) && marked(node));
+        let mut links = Vec::new();
+        for replica in replicas {
+            links.push(self.link(replica.id).await?);
+        }
         for round in 0..SETTLE_ROUNDS {
             if round > 0 {
                 tokio::time::sleep(SETTLE_PAUSE).await;
             }
-            let what = SurveyOptions { counts: Counted::Nothing, activity: false };
-            let survey = Survey::take_with(self.deployment, what).await?;
-            let cluster = survey.cluster();
-            let replicas = cluster.nodes.iter().filter(|node| node.primary() == Some(primary));
-            let kept = replicas.map(|node| cluster.stray_marks(node).intersection(slots));
-            let kept = kept.fold(SlotSet::new(), |all, kept| all.union(&kept));
+            let mut kept = SlotSet::new();
+            for link in &mut links {
+                let view = ClusterView::ask(link).await?;
+                // One that follows another node by now is that one's to clear.
+                if view.me().primary.as_ref() == Some(primary) {
+                    kept = kept.union(&view.me().marked_slots().intersection(slots));
+                }
+            }
             if kept.is_empty() || self.stop.is_cancelled() {
                 return Ok(());
             }

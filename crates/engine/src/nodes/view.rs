@@ -69,6 +69,11 @@ impl Node {
         self.role == Role::Primary
     }
 
+    /// Open slots, in either direction. Only known of the node that was asked.
+    pub fn marked_slots(&self) -> SlotSet {
+        self.importing.iter().chain(&self.migrating).map(|(slot, _)| *slot).collect()
+    }
+
     /// Whether the asked node can reach it and knows its address: neither failing, nor being introduced.
     pub fn is_usable(&self) -> bool {
         let flags = self.flags;
