@@ -694,8 +694,8 @@ mod tests {
     fn one_client_does_not_get_the_whole_pool() {
         let pool = Arc::default();
         let one = sink(&pool);
-        assert!(!one.push(&vec![0; SINK_BYTES_MAX + EACH_BORROWS_MAX]) && one.push(&[0]));
-        assert_eq!(pool.load(Ordering::Relaxed), EACH_BORROWS_MAX);
+        assert!(!one.push(&vec![0; SINK_BYTES_MAX + POOL_BYTES_MAX / 2]) && one.push(&[0]));
+        assert_eq!(pool.load(Ordering::Relaxed), POOL_BYTES_MAX / 2);
     }
 
     #[tokio::test]

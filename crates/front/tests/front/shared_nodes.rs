@@ -98,7 +98,9 @@ fn want_password(cluster: &Cluster) {
 fn a_user_who_was_logged_in_by_a_refused_hello_has_no_other_rights() {
     let _alone = alone();
     let cluster = cluster_with_reader();
-    logs_in_by_a_refused_hello(&Served::sharing(&cluster.seed(), 1), || want_password(&cluster));
+    let [its, secret] = ["r:", "k"].map(|start| key_of(&cluster, 0, start));
+    let served = Served::sharing(&cluster.seed(), 1);
+    logs_in_by_a_refused_hello(&served, [&its, &secret], || want_password(&cluster));
 }
 
 #[test]

@@ -178,24 +178,25 @@ fn a_user_who_was_logged_in_by_a_refused_hello_has_no_other_rights() {
     let _alone = alone();
     let source = Server::builder(Engine::Redis70).user_acl("reader on >pw ~r:* +get +hello").start();
     let source = source.expect("a server");
-    logs_in_by_a_refused_hello(&Served::sharing(&source.url(), 1), || {
+    logs_in_by_a_refused_hello(&Served::sharing(&source.url(), 1), ["r:1", "k"], || {
         source.call(&["CONFIG", "SET", "requirepass", "sesame"]);
     });
 }
 
-/// `close` has all servers want a password, where there is a user `reader` with `pw`.
-pub fn logs_in_by_a_refused_hello(served: &Served, close: impl FnOnce()) {
+/// `close` has all servers want a password, where there is a user `reader` with `pw`. The keys, of which that
+/// user may read the first, are at one node: over a shared connection to another one nobody asks.
+pub fn logs_in_by_a_refused_hello(served: &Served, [its, secret]: [&str; 2], close: impl FnOnce()) {
     let mut anybody = let_in(served);
-    anybody.ask(&["SET", "k", "v"], "+OK\r\n");
-    anybody.ask(&["GET", "k"], "$1\r\nv\r\n");
+    anybody.ask(&["SET", secret, "v"], "+OK\r\n");
+    anybody.ask(&["GET", secret], "$1\r\nv\r\n");
     close();
     for rest in [&["NONSENSE"][..], &["SETNAME", "a b"]] {
         let mut reader = served.client();
         reader.send(&command(&[&["HELLO", "3", "AUTH", "reader", "pw"], rest].concat()));
         assert!(reader.reply().starts_with("-ERR"), "it is refused");
-        reader.send(&command(&["GET", "r:1"]));
+        reader.send(&command(&["GET", its]));
         reader.reply();
-        reader.send(&command(&["GET", "k"]));
+        reader.send(&command(&["GET", secret]));
         assert!(reader.reply().starts_with("-NO"), "others have its rights");
     }
 }
