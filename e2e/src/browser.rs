@@ -246,7 +246,25 @@ impl Browser {
                 const at = document.elementFromPoint(x, y);
                 return at && e.contains(at) ? {{ x, y }} : null; }})()"
         );
-        let at = self.wait_for(&ready);
+        // What is painted in the moment between may have moved the element away.
+        let listen = format!(
+            "window.wasHit = false; addEventListener('click', e => {{
+                window.wasHit = Boolean(e.target.closest({selector:?})); }}, {{ capture: true, once: true }})"
+        );
+        let until = Instant::now() + SHOWN_WITHIN;
+        loop {
+            let at = self.wait_for(&ready);
+            self.eval(&listen);
+            self.press_mouse(&at);
+            // Where another page has come, nobody knows of this any more.
+            if self.eval("window.wasHit ?? null") != false {
+                return;
+            }
+            assert!(Instant::now() < until, "{selector} is not hit");
+        }
+    }
+
+    fn press_mouse(&mut self, at: &Value) {
         for (kind, count) in [("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 1)] {
             let event = json!({
                 "type": kind, "x": at["x"], "y": at["y"], "button": if count == 0 { "none" } else { "left" },

@@ -76,7 +76,9 @@ impl Fleet {
     pub fn start(backend: &str, members: usize, more: &[&str]) -> Fleet {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().to_str().expect("a name").to_owned();
-        let more: Vec<&str> = ["--state-dir", &state].iter().chain(more).copied().collect();
+        // Longer than a busy machine leaves any process waiting.
+        let lease = if more.contains(&"--lease") { &[][..] } else { &["--lease", "10s"] };
+        let more: Vec<&str> = ["--state-dir", &state].iter().chain(lease).chain(more).copied().collect();
         let coordinators = vec![Coordinator::start(backend, Vec::new(), &more, None)];
         let (etcd, binary) = (None, None);
         Fleet { members: Vec::new(), coordinators, etcd, binary, _folder: folder }.filled(members)

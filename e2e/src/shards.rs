@@ -14,7 +14,7 @@ use crate::dataset::knows_command;
 use crate::deployment::{Deployment, SLOTS};
 
 /// How long nodes may take to agree, and replicas to follow, on a busy machine.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 /// Passes after which every node has forgotten its slots, however many claims were under way.
 const FORGET_PASSES: usize = 20;

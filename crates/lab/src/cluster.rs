@@ -15,7 +15,7 @@ use crate::tls::Tls;
 pub const SLOTS: u16 = 16_384;
 
 /// What the servers themselves need is about 2 s; a busy machine may need much more.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(180);
 
 const POLL: Duration = Duration::from_millis(25);
 
@@ -187,7 +187,7 @@ impl Cluster {
             Engine::Redis60 => Server::builder(engine).arg("cluster-migration-barrier", "1000"),
             _ => Server::builder(engine).arg("cluster-allow-replica-migration", "no"),
         };
-        ClusterBuilder { template, primaries: 3, replicas_each: 0, node_timeout_ms: 2000 }
+        ClusterBuilder { template, primaries: 3, replicas_each: 0, node_timeout_ms: 5_000 }
     }
 
     /// Every node by its index, whatever its role and whether it runs.

@@ -87,8 +87,11 @@ impl Etcd {
                 ("listen-peer-urls", peer_url.clone()),
                 ("initial-advertise-peer-urls", peer_url),
                 ("initial-cluster", peers.join(",")),
-                ("heartbeat-interval", "50".to_owned()),
-                ("election-timeout", "500".to_owned()),
+                ("heartbeat-interval", "100".to_owned()),
+                ("election-timeout", "1000".to_owned()),
+                // A busy disk would have it elect another leader. A killed process loses nothing by this.
+                ("unsafe-no-fsync", "true".to_owned()),
+                ("bcrypt-cost", "4".to_owned()),
             ];
             let args: Vec<String> =
                 args.into_iter().map(|(name, value)| format!("--{name}={value}")).collect();
@@ -117,8 +120,20 @@ impl Etcd {
         addrs.join(",")
     }
 
-    /// Which of the nodes leads the others, where one answers that knows.
+    /// Which of the nodes leads the others, once one answers that knows; none where nobody does for a long
+    /// while.
     pub fn leader(&self) -> Option<usize> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        loop {
+            let leader = self.leader_now();
+            if leader.is_some() || Instant::now() >= deadline {
+                return leader;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn leader_now(&self) -> Option<usize> {
         let number = |text: &str, name: &str| {
             let (_, rest) = text.split_once(&format!("\"{name}\":\""))?;
             rest.split_once('"').map(|(number, _)| number.to_owned())

@@ -4,7 +4,7 @@ use crate::server::Server;
 use crate::wait::wait_until;
 
 /// After how long without an answer a server counts as down, in milliseconds.
-const DOWN_AFTER_MS: &str = "1500";
+const DOWN_AFTER_MS: &str = "5000";
 
 /// How long a failover may take, in milliseconds; the next one is not tried before twice that.
 const FAILOVER_MS: &str = "5000";

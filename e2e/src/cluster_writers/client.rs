@@ -9,7 +9,8 @@ use redis::{Cmd, Connection, RedisError, Value};
 use super::observed::{IncidentKind, Observed};
 use crate::deployment::slot_of;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The introduction of a client counts into it, so a busy node needs a while.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than any pause of writes that a server may be left with, so that a stall is seen as a stall.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// As many as the most common clients follow.

@@ -15,7 +15,7 @@ const MOVING_TEXT: &str = "0-1999";
 const KEYS: usize = 10_000;
 
 /// The pause that these servers need for that, and that a busy machine needs.
-const LONG: [&str; 4] = ["--method", "external", "--max-pause", "2s"];
+const LONG: [&str; 4] = ["--method", "external", "--max-pause", "20s"];
 
 fn scene(engine: Engine) -> Scene {
     let scene = Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
@@ -140,7 +140,7 @@ fn the_daemon_moves_all_slots_of_a_command_or_none(engine: Engine) {
     assert!(refused.contains("pause of about"), "{refused}");
     drop(running);
 
-    let (_running, daemon) = serve("2s");
+    let (_running, daemon) = serve("20s");
     let node = &scene.cluster.nodes()[1];
     node.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
     assert_eq!(migrate(&daemon).expect("it is taken in"), "OK");

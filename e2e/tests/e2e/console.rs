@@ -10,7 +10,7 @@ use whimbrel_e2e::http::{Answer, Ask};
 use whimbrel_e2e::resharding::{PATIENCE, Scene};
 use whimbrel_lab::Engine;
 
-use crate::daemon::{Served, invocation};
+use crate::daemon::{Served, invocation, port_of_its_own};
 
 const ROLES: [&str; 3] = ["look", "operate", "administer"];
 
@@ -41,7 +41,8 @@ impl Opened {
     pub(crate) fn of(scene: &Scene, more: &[&str]) -> Opened {
         let state = scene.file("").to_string_lossy().into_owned();
         let tokens = ROLES.into_iter().map(|role| (role, token(&state, role, role))).collect();
-        let mut args = vec!["--console", "127.0.0.1:0"];
+        let console = port_of_its_own();
+        let mut args = vec!["--console", &*console];
         args.extend(more);
         let mut served = Served::by(invocation(scene, "127.0.0.1:0", &args));
         assert!(served.running.wait_for_text("\"console\"", PATIENCE), "{}", served.running.stderr());

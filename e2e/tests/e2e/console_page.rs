@@ -21,8 +21,16 @@ pub(crate) fn browser(opened: &Opened, role: &str) -> Browser {
     browser.resize(1_280, 900);
     browser.open(&format!("http://{}/#token={}", opened.at, opened.tokens[role]));
     browser.wait_for(LIVE);
+    // What a role may do is shown once it is known.
+    browser.wait_for_text("#who", role);
     assert_eq!(browser.eval("location.hash.includes('token')"), false, "the token stays in the address");
     browser
+}
+
+/// Waits until one of the pages that the navigation leads to is shown, and not the one before.
+pub(crate) fn wait_for_page(browser: &mut Browser, page: &str) {
+    let shown = "document.querySelector('nav a[aria-current=page]')?.getAttribute('href')";
+    browser.wait_for(&format!("document.querySelector('main h1') && {shown} === '#/{page}'"));
 }
 
 /// Whether the page hears from the server.
@@ -199,7 +207,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     browser.click(&test("verify-button"));
     browser.wait_within(&done("verify"), PATIENCE);
     let writers = whimbrel_e2e::syncing::writers(std::slice::from_ref(&from), "cutover");
-    browser.fill(&test("max-pause"), "2s");
+    browser.fill(&test("max-pause"), "20s");
     let rehearsed = done("rehearse");
     rehearse(&mut browser, "rehearse-button", &rehearsed);
     picture(&mut browser, "migration");
@@ -300,7 +308,7 @@ fn orders_are_shown_in_words(browser: &mut Browser) {
 /// What is compared while clients write may differ for longer than a rehearsal looks: then it is tried again.
 #[track_caller]
 fn rehearse(browser: &mut Browser, button: &str, is_done: &str) {
-    let until = std::time::Instant::now() + Duration::from_secs(60);
+    let until = std::time::Instant::now() + PATIENCE;
     loop {
         browser.click(&test(button));
         let answered = format!(
@@ -321,7 +329,7 @@ fn a_drain_is_cancelled_half_way() {
     let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8_191], vec![8_192..=16_383]]).start();
     scene.fill(0..=199, 200, 20_000);
     let before = scene.unwritten();
-    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "500"]);
+    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "200"]);
     let writers = scene.writers(0..=199);
     assert!(writers.wait_for(200, PATIENCE));
     let mut browser = browser(&opened, "operate");
@@ -358,7 +366,7 @@ fn all_jobs_of_a_drain_are_cancelled_together() {
     // In all slots of the first node: a job without keys would soon be done.
     scene.fill(0..=5_999, 200, 20_000);
     let before = scene.unwritten();
-    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "200"]);
+    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "50"]);
     let mut browser = browser(&opened, "operate");
     browser.wait_for(&format!("{} === 3", number("shard")));
     let node = scene.cluster.node_id(0);
@@ -443,7 +451,7 @@ fn everything_is_reached_by_keyboard() {
     browser.wait_for(&format!("{} === 2", number("shard")));
     for page in ["cluster", "jobs", "migrations", "fleet", "audit"] {
         browser.open(&format!("http://{}/#/{page}", opened.at));
-        browser.wait_for(&format!("document.querySelector('main h1') && location.hash === '#/{page}'"));
+        wait_for_page(&mut browser, page);
         let wanted = browser.eval(
             "(() => { let n = 0;
                 for (const e of document.querySelectorAll('a[href], button, input, select')) {

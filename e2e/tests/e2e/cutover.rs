@@ -189,7 +189,7 @@ fn assert_both_refuse(job: &Sync, how: &[&str], words: &[&str]) {
         let mut refused = job.cutover(&how);
         // A dry run pauses nobody: while clients write faster than a busy machine compares, it cannot tell,
         // and says so.
-        while refused.stdout.contains("could not be told") && Instant::now() < deadline {
+        while refused.stdout.contains("it proves nothing yet") && Instant::now() < deadline {
             refused = job.cutover(&how);
         }
         let refused = refused.expect_code(4);
@@ -218,7 +218,7 @@ fn a_dry_run_finds_what_differs() {
             let mut connection = client(&source);
             while !stop_writing.load(Ordering::Relaxed) {
                 words("SET plain:3 2").exec(&mut connection).expect("written");
-                thread::sleep(Duration::from_millis(3));
+                thread::sleep(Duration::from_millis(20));
             }
         });
         assert_both_refuse(
@@ -341,13 +341,17 @@ fn hashes_that_end_by_their_fields_keep_nothing_from_taking_over(engine: Engine)
         let mut connection = source.connection();
         let mut pipe = redis::pipe();
         for number in 0..12_000 {
-            let key = format!("hash:{number}");
-            pipe.cmd("HSET").arg(&key).arg("f").arg(number).ignore();
-            pipe.cmd("HPEXPIRE").arg(&key).arg(3_000 + number / 2).arg("FIELDS").arg(1).arg("f").ignore();
+            pipe.cmd("HSET").arg(format!("hash:{number}")).arg("f").arg(number).ignore();
         }
         pipe.exec(&mut connection).expect("written");
     };
     let (source, _target, job, sync) = following(engine, engine, fill);
+    let mut pipe = redis::pipe();
+    for number in 0..12_000 {
+        let (key, after_ms) = (format!("hash:{number}"), 1_000 + number / 2);
+        pipe.cmd("HPEXPIRE").arg(key).arg(after_ms).arg("FIELDS").arg(1).arg("f").ignore();
+    }
+    pipe.exec(&mut source.connection()).expect("written");
     let left = || source.call(&["DBSIZE"]);
     let mut cut_over = 0;
     while left() != Value::Int(0) {
@@ -393,8 +397,11 @@ fn a_source_that_hangs_is_told_of() {
             }
         }
         let refused = job.cutover(&["--fence", "none", "--max-pause", "5s"]).expect_code(3);
-        let words = if is_noticed { "no answer for" } else { "no connection within" };
-        for words in [words, "nothing was changed", &*source.addr()] {
+        // On a busy machine the sync may have noticed before the cutover asks.
+        let words = ["no answer for", "no connection within"];
+        let words = if is_noticed { &words[..1] } else { &words[..] };
+        assert!(words.iter().any(|words| refused.stdout.contains(words)), "{words:?}: {}", refused.stdout);
+        for words in ["nothing was changed", &*source.addr()] {
             assert!(refused.stdout.contains(words), "{words}: {}", refused.stdout);
         }
         source.resume().expect("resumed");

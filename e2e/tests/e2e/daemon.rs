@@ -51,10 +51,16 @@ pub(crate) fn invocation(scene: &Scene, listen: &str, more: &[&str]) -> Invocati
     Invocation::new(&args).timeout(PATIENCE)
 }
 
+/// An address for a daemon that stays free once it has ended: another one is started there, or nobody
+/// answers.
+pub(crate) fn port_of_its_own() -> String {
+    format!("127.0.0.1:{}", whimbrel_lab::free_port().expect("a port"))
+}
+
 /// Starts a daemon and waits until it serves.
 #[track_caller]
 pub(crate) fn serve(scene: &Scene, more: &[&str]) -> Served {
-    Served::by(invocation(scene, "127.0.0.1:0", more))
+    Served::by(invocation(scene, &port_of_its_own(), more))
 }
 
 impl Served {
@@ -261,7 +267,7 @@ fn hosts_are_named_as_the_cluster_does(engine: Engine) {
 
 /// A daemon whose jobs wait before they copy anything, until [`release`].
 fn serve_held(scene: &Scene) -> Served {
-    Served::by(held(invocation(scene, "127.0.0.1:0", &EXTERNAL), scene))
+    Served::by(held(invocation(scene, &port_of_its_own(), &EXTERNAL), scene))
 }
 
 pub(crate) fn held(invocation: Invocation, scene: &Scene) -> Invocation {
@@ -473,7 +479,7 @@ fn jobs_survive_the_daemon(engine: Engine) {
 /// What was handed over before a job failed stays where it is, and that is said wherever the job is shown.
 fn a_job_that_fails_half_way_says_what_has_moved(engine: Engine) {
     let scene = scene(engine);
-    let more = [&EXTERNAL[..], &["--batch-keys", "400", "--rate-keys", "800"]].concat();
+    let more = [&EXTERNAL[..], &["--batch-keys", "400", "--rate-keys", "200"]].concat();
     let daemon = serve(&scene, &more);
     let (target, node) = (scene.cluster.node_id(1).to_owned(), &scene.cluster.nodes()[1]);
     assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {target}")), "OK");
@@ -503,7 +509,7 @@ fn a_second_daemon_keeps_away(engine: Engine) {
     let layout = [vec![0..=4999], vec![5000..=9999], vec![10000..=16383]];
     let scene = filled(Scene::of(engine, 0, &layout).start());
     let before = scene.unwritten();
-    let slow = [&EXTERNAL[..], &["--batch-keys", "100", "--rate-keys", "400"]].concat();
+    let slow = [&EXTERNAL[..], &["--batch-keys", "100", "--rate-keys", "200"]].concat();
     let first = serve(&scene, &slow);
     let folder = tempfile::tempdir().expect("a folder");
     let (seed, state) = (scene.cluster.seed(), folder.path().to_str().expect("a plain path"));

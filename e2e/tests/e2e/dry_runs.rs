@@ -67,7 +67,9 @@ impl Pair {
     fn both_refuse(&self, command: &str, (source, target): (&str, &str), more: &[&str]) {
         let state = ["--state-dir", self.folder.path().to_str().expect("a name")];
         let state = if more.contains(&"--state-dir") { &[][..] } else { &state[..] };
-        let common = ["--connect-timeout", "1s", "--retry-for", "2s"];
+        // Only who says nothing at all is waited for so long.
+        let patience = if source.starts_with("rediss:") { "1s" } else { "10s" };
+        let common = ["--connect-timeout", patience, "--retry-for", "2s"];
         both_refuse(&[&[command, source, target], state, &common, more].concat());
         let keys = self.target.call(&["DBSIZE"]);
         assert!(matches!(keys, redis::Value::Int(0..=1)), "{command} {more:?} has written {keys:?}");

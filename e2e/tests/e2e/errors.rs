@@ -614,7 +614,7 @@ fn the_same_copy_twice_at_once() {
     let () = pipe.query(&mut source.connection()).expect("the source takes keys");
     let state = state_dir();
     let (from, to) = (source.addr(), target.addr());
-    let args = ["copy", &from, &to, "--replace", "--rate-keys", "400", "--report", "1"];
+    let args = ["copy", &from, &to, "--replace", "--rate-keys", "150", "--report", "1"];
     let mut first = Invocation::new(&args).env("XDG_STATE_HOME", state.path()).spawn();
     assert!(first.wait_for_text("written", PATIENCE), "{}", first.stderr());
     for resume in [&[][..], &["--resume"]] {
@@ -651,7 +651,7 @@ fn a_password_in_an_address_is_not_in_the_process_title() {
         format!("redis://:sekrit-1@{}", source.addr()),
         format!("redis://:sekrit-2@{}/0", target.addr()),
         "--rate-keys".to_owned(),
-        "5000".to_owned(),
+        "2000".to_owned(),
     ];
     let mut copy = Invocation::new(&args).env("XDG_STATE_HOME", state.path()).spawn();
     assert!(copy.wait_for_text("written", Duration::from_secs(60)), "{}", copy.stderr());
@@ -690,7 +690,7 @@ fn a_source_that_is_emptied_meanwhile() {
         }
         let () = pipe.query(&mut source.connection()).expect("the source takes keys");
         let (from, to, state) = (source.addr(), target.addr(), state_dir());
-        let copy = ["copy", &from, &to, "--rate-keys", "4000"];
+        let copy = ["copy", &from, &to, "--rate-keys", "2000"];
         let mut running = Invocation::new(&copy).env("XDG_STATE_HOME", state.path()).spawn();
         let deadline = Instant::now() + Duration::from_secs(60);
         while target.call(&["DBSIZE"]) == redis::Value::Int(0) {

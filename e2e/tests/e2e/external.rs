@@ -19,8 +19,8 @@ const FORBIDDEN: &str =
 /// The last client to write does so for so long after all others have stopped: twice, once with writes that a
 /// tracking feed sees, and once with changes of a consumer group, which it does not see. Longer than
 /// [`QUIET`] each.
-const STRAGGLES: Duration = Duration::from_secs(4);
-const QUIET: &str = "2s";
+const STRAGGLES: Duration = Duration::from_secs(7);
+const QUIET: &str = "5s";
 
 /// Entries of the stream that the last client to write reads.
 const ENTRIES: usize = 20_000;

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Keys besides the data set of all types. With the rate below a copy takes a few seconds, so that there is a
 /// middle.
 const KEYS: usize = 120_000;
-const RATE: &str = "40000";
+const RATE: &str = "20000";
 
 fn deployment(addr: String) -> Deployment {
     Deployment::at(addr).expect("the servers answer")

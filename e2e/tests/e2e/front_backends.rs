@@ -258,7 +258,7 @@ fn what_was_carried_survives_a_failover_where_it_is_now() {
     let second = Cluster::builder(Engine::Redis70)
         .primaries(3)
         .replicas(1)
-        .node_timeout_ms(1_000)
+        .node_timeout_ms(4_000)
         .start()
         .expect("a cluster");
     let fleet = fleet_of(&first.seed(), &second.seed(), 2);
@@ -269,6 +269,7 @@ fn what_was_carried_survives_a_failover_where_it_is_now() {
     fleet.command(&["join", "--backend", "second"]).expect_code(0);
     fleet.command(&["drain", "--backend", "main"]).expect_code(0);
     until("nothing is left there", || keys_at(&first).is_empty().then_some(()));
+    whimbrel_e2e::shards::wait_until_follows(&second.nodes()[0], &second.replicas_of(0)[0]);
     second.kill9(0).expect("killed");
     second.wait_failover(0).expect("a replica takes over");
     let mut client = fleet.members[1].connect_forwarding();

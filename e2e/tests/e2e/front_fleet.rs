@@ -489,7 +489,7 @@ fn a_fleet_is_upgraded_one_process_at_a_time() {
     owners(&fleet);
     let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
     let through = fleet.members.iter().map(|member| member.forwarding()).collect();
-    let appenders = Appenders::start(through, 6);
+    let appenders = Appenders::start(through, 6, Duration::from_secs(1));
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
     let goes_on = |fleet: &Fleet| {
         fleet.settled(3);
@@ -517,7 +517,8 @@ fn a_fourth_front_joins_under_load_and_leaves_again() {
     let mut fleet = Fleet::start(&backend.addr(), 3, &[]);
     owners(&fleet);
     let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
-    let appenders = Appenders::start(fleet.members.iter().map(|member| member.forwarding()).collect(), 6);
+    let through = fleet.members.iter().map(|member| member.forwarding()).collect();
+    let appenders = Appenders::start(through, 6, PATIENCE);
     let counters: Vec<Counter> =
         (0..6).map(|n| Counter::start(format!("sum:{n}"), &fleet.members[n % 3].forwarding())).collect();
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");

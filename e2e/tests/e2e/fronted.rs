@@ -217,7 +217,7 @@ fn nothing_is_lost_when_the_sync_dies_while_clients_are_held() {
         let writers = scene.writers(8);
         let mut sync = scene.job.start_with(&[], &[("WHIMBREL_FAILPOINT", place)]);
         wait_until_following(&mut sync);
-        let more = ["--max-pause", "4s"];
+        let more = ["--max-pause", "15s"];
         let args = ["--fence", "front", "--front", scene.front.state_dir()];
         scene.job.cutover(&[&args[..], &more].concat()).expect_code(1);
         wait_until_ended(&mut sync, "the sync");
@@ -333,7 +333,7 @@ fn who_writes_past_the_front_is_named_and_keeps_it_from_taking_over() {
         "--front",
         scene.front.state_dir(),
         "--max-pause",
-        "3s",
+        "20s",
         "--compare",
         "counts",
     ]);

@@ -177,7 +177,7 @@ fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() 
     // Those that only tell may do as they like.
     let more = [&more[..], &["--on", "begun=sleep 600", "--on", "following=yes", "--on", "stopped=kill $$"]];
     let job =
-        Sync::new(&url(&source), &url(&target), &[&more.concat()[..], &["--hook-timeout", "2s"]].concat());
+        Sync::new(&url(&source), &url(&target), &[&more.concat()[..], &["--hook-timeout", "5s"]].concat());
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     for (mode, words) in [("fail", "exit code 3: no way"), ("hang", "was killed, as it had not ended")] {
@@ -205,7 +205,7 @@ fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() 
     assert!(refused.iter().all(|why| why.contains("the hook of cutover-ready")), "{refused:?}");
     let ready = of("cutover-ready");
     assert_eq!(ready[0].1["failed"]["code"], 3, "{hooks:#?}");
-    assert_eq!(ready[1].1["timed-out"]["after_ms"], 2_000, "{hooks:#?}");
+    assert_eq!(ready[1].1["timed-out"]["after_ms"], 5_000, "{hooks:#?}");
     assert_eq!(ready[2].1, "succeeded", "{hooks:#?}");
     assert!(ready[2].2.len() < 5_000, "{} bytes", ready[2].2.len());
     assert_eq!(of("switch").len(), 0, "{hooks:#?}");

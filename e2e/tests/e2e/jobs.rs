@@ -228,7 +228,7 @@ fn done(place: &Fixture) -> u64 {
 fn done_at_rest(place: &Fixture) -> u64 {
     let mut before = done(place);
     wait_until("nothing is on its way any more", || {
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_secs(2));
         let now = done(place);
         std::mem::replace(&mut before, now) == now
     });

@@ -110,6 +110,9 @@ fn keys_deleted_while_they_are_copied() {
         let report = thread::scope(|scope| {
             let deleter = scope.spawn(|| {
                 let mut connection = source.connection();
+                while db_size(&target) == 0 && !over.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(5));
+                }
                 for i in 0..20_000 {
                     if over.load(Ordering::Relaxed) {
                         break;
@@ -118,7 +121,7 @@ fn keys_deleted_while_they_are_copied() {
                     let () = connection.del(format!("goes:{}", i * 7919 % 20_000)).expect("it deletes");
                 }
             });
-            let report = copied(&[&source.addr(), &target.addr(), "--rate-keys", "20000"]);
+            let report = copied(&[&source.addr(), &target.addr(), "--rate-keys", "10000"]);
             over.store(true, Ordering::Relaxed);
             deleter.join().expect("the deleter does not panic");
             report
@@ -199,8 +202,8 @@ fn expiry_times_are_exact() {
                 1 => pipe.rpush(&key, vec!["element"; if i % 2 == 0 { 1 } else { 600 }]).ignore(),
                 _ => pipe.zadd(&key, "member", i).ignore(),
             };
-            // From a minute to a century away, to the odd millisecond.
-            pipe.cmd("PEXPIREAT").arg(&key).arg(now + 60_000 + i * i * 350_001 + i % 997).ignore();
+            // From ten minutes to a century away, to the odd millisecond.
+            pipe.cmd("PEXPIREAT").arg(&key).arg(now + 600_000 + i * i * 350_001 + i % 997).ignore();
         }
         let () = pipe.query(&mut source.connection()).expect("it takes keys");
         let expiries = |server: &Server| -> Vec<i64> {
@@ -342,7 +345,7 @@ fn sigterm_is_heard() {
     let state = folder();
     let (from, to) = (source.addr(), target.addr());
     let mut running =
-        invocation(&state, &[&from, &to, "--rate-keys", "4000", "--json", "--report", "1"]).spawn();
+        invocation(&state, &[&from, &to, "--rate-keys", "500", "--json", "--report", "1"]).spawn();
     assert!(running.wait_for_text("\"progress\"", PATIENCE), "{}", running.stdout());
     running.terminate();
     let stopped = running.wait(PATIENCE).expect("it ends").expect_code(130);

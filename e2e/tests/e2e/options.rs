@@ -431,7 +431,7 @@ fn lanes_that_read_and_lanes_that_write() {
         let state = folder();
         let (from, to) = (source.addr(), target.addr());
         let lanes = format!("{reading}:{writing}");
-        let args = [&*from, &to, "--rate-keys", "6000", "--lanes", &lanes];
+        let args = [&*from, &to, "--rate-keys", "4000", "--lanes", &lanes];
         let mut copy = invocation(state.path(), &args).spawn();
         let (mut readers, mut writers) = (0, 0);
         while copy.is_running() {
@@ -596,7 +596,7 @@ fn stopping_and_going_on(engine: Engine) {
         let args = args(more);
         invocation(state.path(), &args.iter().map(String::as_str).collect::<Vec<_>>())
     };
-    let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
+    let mut running = call(&["--rate-keys", "500", "--report", "1"]).spawn();
     assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
     if engine == Engine::Redis70 {
         running.interrupt()
@@ -629,7 +629,7 @@ fn the_same_command_begins_and_goes_on() {
     let (from, to) = (source.addr(), target.addr());
     let call =
         |more: &[&str]| invocation(state.path(), &[&[&*from, &*to, "--resume-or-begin"][..], more].concat());
-    let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
+    let mut running = call(&["--rate-keys", "500", "--report", "1"]).spawn();
     assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
     running.terminate();
     running.wait(PATIENCE).expect("it ends").expect_code(STOPPED);

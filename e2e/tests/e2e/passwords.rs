@@ -18,6 +18,9 @@ use whimbrel_lab::{Engine, Proxy, Server};
 /// For how long a password is valid.
 const VALID: Duration = Duration::from_secs(5);
 
+/// A busy machine may be late to hand out the next one: until then clients read the one before.
+const LATE: Duration = Duration::from_secs(4);
+
 /// How often there is a new one. The last of them is handed out, and is valid for [`VALID`] from then on.
 const ROTATED: Duration = Duration::from_millis(500);
 
@@ -45,7 +48,7 @@ impl Tokens<'_> {
         fs::rename(&draft, self.file).expect("renamed");
         // A process that has read the one before did so a moment ago at the latest.
         self.given.push((token, Instant::now()));
-        let ended = |handed: &Instant| handed.elapsed() > VALID + ROTATED;
+        let ended = |handed: &Instant| handed.elapsed() > VALID + ROTATED + LATE;
         self.given.iter().filter(|(_, handed)| ended(handed)).for_each(|(old, _)| call(&format!("<{old}")));
         self.given.retain(|(_, handed)| !ended(handed));
     }

@@ -32,7 +32,7 @@ fn jobs_of_each_kind() -> (BTreeMap<String, (String, String)>, Vec<tempfile::Tem
     let sync = ["sync", &old.addr(), &new.addr(), "--json", "--state-dir", &state];
     let mut sync = Invocation::new(&sync).spawn();
     wait_until_following(&mut sync);
-    run(&["cutover", "--fence", "readonly-replica", "--max-pause", "5s"]);
+    run(&["cutover", "--fence", "readonly-replica", "--max-pause", "20s"]);
     sync.wait(PATIENCE).expect("it ends").expect_code(0);
     let scene = Scene::of(Engine::Valkey81, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
     scene.fill(0..=99, 2, 10);

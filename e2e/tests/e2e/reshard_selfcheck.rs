@@ -120,7 +120,7 @@ fn redirections_of_other_kinds_are_noticed() {
     marked(["STABLE", "STABLE"]);
     assert!(writers.wait_for(500, PATIENCE));
     cluster.kill9(0).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_secs(3));
     let observed = writers.stop().observed;
     let seen: BTreeSet<IncidentKind> = observed.counts.keys().copied().collect();
     let expected = [IncidentKind::Ask, IncidentKind::TryAgain, IncidentKind::NotConnected];

@@ -67,7 +67,7 @@ fn a_killed_sync_that_goes_on_cuts_over_when_that_is_due() {
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
 
-    let at_s = now_s() + 20;
+    let at_s = now_s() + 45;
     let at = typed("%Y-%m-%dT%H:%M:%SZ", at_s);
     let order = ["--fence", "acl", "--max-pause", "5s", "--at", &at];
     let ordered = report(&job.cutover_under_writers(&order).expect_code(0));

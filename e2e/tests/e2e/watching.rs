@@ -66,7 +66,7 @@ fn a_sync_shows_itself() {
     let job = Sync::new(&through, &target.addr(), &["--http", "127.0.0.1:0"]);
     let log = [("WHIMBREL_LOG", "info"), ("WHIMBREL_LOG_FORMAT", "json")];
     // Slow enough to be asked while the snapshot is taken.
-    let mut sync = job.start_with(&["--rate-keys", "4000"], &log);
+    let mut sync = job.start_with(&["--rate-keys", "2000"], &log);
     let at = http_of(&sync);
     // It says where it can be asked before it has looked at the servers.
     let deadline = Instant::now() + PATIENCE;
@@ -308,13 +308,13 @@ fn a_copy_and_a_verification_show_themselves() {
         ("copy", "whimbrel_copy_keys_written_total ", "whimbrel_copy_paused "),
         ("verify", "whimbrel_verify_keys_compared_total ", "whimbrel_verify_paused "),
     ] {
-        let running = slow.start(kind, 2_000, &["--http", "127.0.0.1:0"]);
+        let running = slow.start(kind, 500, &["--http", "127.0.0.1:0"]);
         let at = http_of(&running);
         wait_for_metric(&at, done, |keys| keys > 0.0);
         assert!(get(&at, "/healthz").0.contains("200") && get(&at, "/readyz").0.contains("200"));
         let status: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
         let job = &status["job"];
-        assert_eq!((&job["kind"], &job["rate_keys"]), (&kind.into(), &2_000.into()), "{status}");
+        assert_eq!((&job["kind"], &job["rate_keys"]), (&kind.into(), &500.into()), "{status}");
         assert_eq!(metric(&get(&at, "/metrics").1, paused), 0.0);
         jobs(slow.state(), &["pause", job["id"].as_str().expect("a name")]).expect_code(0);
         wait_for_metric(&at, paused, |is| is == 1.0);

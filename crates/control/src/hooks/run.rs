@@ -291,8 +291,8 @@ mod tests {
     #[tokio::test]
     async fn when_its_time_is_over_all_of_it_is_killed() {
         let command = "trap '' TERM INT; sleep 600 & echo $$ $!; sleep 600";
-        let Ended { end, output } = run_for(command, Duration::from_secs(1)).await;
-        assert_eq!(end, HookEnd::TimedOut { after_ms: 1_000 });
+        let Ended { end, output } = run_for(command, Duration::from_secs(4)).await;
+        assert_eq!(end, HookEnd::TimedOut { after_ms: 4_000 });
         assert_eq!(output.split_whitespace().count(), 2, "{output}");
         wait_until_gone(&output).await;
     }

@@ -53,7 +53,8 @@ impl Coordinator {
         let options = FleetOptions {
             partitions: PARTITIONS,
             backends,
-            machine: Options::default(),
+            // No lease ends by itself, however busy the machine is.
+            machine: Options { lease_ms: 60_000, ..Options::default() },
             trusts_refusals: false,
         };
         let (fleet, coordination) = Coordination::open(path, options).expect("it opens");

@@ -23,7 +23,7 @@ use whimbrel_engine::error::Side;
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_lab::{Cluster, Engine};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn slots(text: &str) -> SlotSet {
     text.parse().expect("a set of slots")
@@ -99,7 +99,7 @@ async fn open(deployment: &Arc<Deployment>, folder: &Path, method: Method) -> Ar
     let settings = Settings {
         method,
         rules: Rules::default(),
-        max_pause_ms: Some(1_000),
+        max_pause_ms: Some(10_000),
         transfer: TransferOptions::default(),
         batch_keys: None,
         name: None,

@@ -79,7 +79,9 @@ fn follows(cluster: &Cluster, node: usize) -> bool {
 /// Since Valkey 8 a primary passes marks on to its replicas, but only to those that it has heard of.
 #[tokio::test]
 async fn marks_that_a_replica_keeps_are_not_called_cleared() {
-    let cluster = Cluster::builder(Engine::Valkey81).replicas(1).start().expect("a cluster");
+    // Since 8.1 a node introduces itself again to one that has not connected to it for this long.
+    let cluster = Cluster::builder(Engine::Valkey81).replicas(1).node_timeout_ms(60_000).start();
+    let cluster = cluster.expect("a cluster");
     let (died, promoted) = (0, 3);
     // Valkey 8.1 does not start with a file in which a replica is not yet of its primary's shard.
     let shards = |reply: Value| reply.as_items().expect("a list").len();
@@ -93,8 +95,6 @@ async fn marks_that_a_replica_keeps_are_not_called_cleared() {
     call(&cluster, promoted, "CLUSTER FAILOVER TAKEOVER").await;
     call(&cluster, promoted, "CLUSTER SETSLOT 16383 STABLE").await;
     cluster.nodes()[died].restart().expect("it restarts");
-    // Since 8.1 a node introduces itself again to one that has not connected to it for this long.
-    call(&cluster, died, "CONFIG SET cluster-node-timeout 600000").await;
     wait_until("it is a replica", || follows(&cluster, died));
     cluster.wait_ok().expect("all nodes agree");
     // The one node that knows of all others while these forget it.

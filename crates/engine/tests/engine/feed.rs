@@ -41,7 +41,7 @@ whimbrel_lab::for_each_engine! {
 }
 
 /// Long enough for a busy machine. Nothing is measured with it.
-const REACH_MS: u64 = 30_000;
+const REACH_MS: u64 = 120_000;
 
 async fn deployment(url: &str) -> Deployment {
     let endpoint = Endpoint::parse(Side::Source, url).expect("a valid address");
@@ -174,16 +174,20 @@ async fn what_is_no_plain_command_is_seen_as_well(engine: Engine) {
     assert!(taken.contains(&"r=w".to_owned()), "{taken:?}");
 
     // Keys that expire.
+    run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&mut con, "SET short 1 PX 20");
     drain(&feed, &mut con).await;
+    run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 1");
     wait_until("the key expires", || run(&mut con, "DBSIZE") == Value::Int(2));
     assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["short=w"]);
 
     // Fields that expire.
     if Only::FieldTtl.includes(engine) {
         run(&mut con, "HSET h f 1 g 2");
+        run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 0");
         run(&mut con, "HPEXPIRE h 20 FIELDS 1 f");
         drain(&feed, &mut con).await;
+        run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 1");
         wait_until("the field expires", || run(&mut con, "HLEN h") == Value::Int(1));
         assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["h=hash:f+e"]);
     }
@@ -367,6 +371,7 @@ async fn in_a_cluster_with_replicas(engine: Engine) {
     // Several acknowledgements later the feed still does not count as a copy.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     run(&mut con, "SET {b}1 2");
+    run(&mut con, "WAIT 1 60000");
     assert_eq!(run(&mut con, "WAIT 2 1500"), Value::Int(1), "{engine}");
     assert_eq!(info(&mut con, "replication", "connected_slaves").as_deref(), Some("2"));
 }
@@ -515,8 +520,10 @@ async fn tracking_sees_plain_changes(engine: Engine) {
         let seen: BTreeSet<_> = taken.iter().map(|touch| touch.key.to_vec()).collect();
         assert_eq!(seen, keys.iter().map(|key| key.as_bytes().to_vec()).collect(), "{engine} {command}");
     }
+    run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&mut con, "SET short 1 PX 20");
     drain(&feed, &mut con).await;
+    run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 1");
     wait_until("the key expires", || run(&mut con, "DBSIZE") == Value::Int(3));
     assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["short=w"]);
     assert!(!feed.touched().flushed());

@@ -254,7 +254,7 @@ async fn slow_commands(link: &mut Link) -> Vec<String> {
 #[tokio::test]
 async fn big_collections_stay_out_of_the_slow_log() {
     const COUNT: usize = 200_000;
-    const TRIES: usize = 6;
+    const TRIES: usize = 20;
     let start =
         |engine| Server::builder(engine).arg("slowlog-log-slower-than", "50000").start().expect("a server");
     for (from, to) in [(Engine::Redis70, Engine::Valkey91), (Engine::Valkey81, Engine::Redis80)] {

@@ -186,8 +186,8 @@ async fn a_half_moved_slot_is_finished(engine: Engine) {
     nodes[0].call(&["CLUSTER", "SETSLOT", "7", "MIGRATING", field.cluster.node_id(1)]);
     let (port, slot) = (nodes[1].port().to_string(), Slot::new(7).expect("a slot"));
     // One key is over, another is on both: the reply of its MIGRATE was lost.
-    nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 0), "0", "1000"]);
-    nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 1), "0", "1000", "COPY"]);
+    nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 0), "0", "60000"]);
+    nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 1), "0", "60000", "COPY"]);
     let report = field.run(&slots("7"), LegacyOptions::default()).await.expect("a move");
     assert_eq!(report.moved, slots("7"));
     assert!(field.keyspace(1).await == before && field.keyspace(0).await.is_empty());
@@ -239,9 +239,9 @@ async fn a_target_that_hangs_is_tried_again_within_bounds() {
     field.fill(&slots("0-1")).await;
     let before = field.keyspace(0).await;
     let target = &field.cluster.nodes()[1];
-    let retry = RetryPolicy { give_up_after_ms: 300, ..RetryPolicy::default() };
+    let retry = RetryPolicy { give_up_after_ms: 3_000, ..RetryPolicy::default() };
     let options =
-        LegacyOptions { retry, keys_per_migrate: 1, migrate_timeout_ms: 100, ..LegacyOptions::default() };
+        LegacyOptions { retry, keys_per_migrate: 1, migrate_timeout_ms: 1_000, ..LegacyOptions::default() };
     let progress = |p: LegacyProgress| {
         // In the middle of the second slot.
         if p.keys == 4 {

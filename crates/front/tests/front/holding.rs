@@ -109,7 +109,7 @@ fn a_hold_that_lasts_too_long_opens_to_the_source_and_is_never_switched() {
     client.ask(&["SET", "k", "1"], "+OK\r\n");
     watching.ask(&["WATCH", "k"], "+OK\r\n");
     watching.ask(&["UNWATCH"], "+OK\r\n");
-    let held = hold(&between, &source, &target, 300);
+    let held = hold(&between, &source, &target, 4_000);
     // It is answered when the time is over.
     client.ask(&["INCR", "k"], ":2\r\n");
     assert!(between.status().held_ms.is_none());

@@ -170,13 +170,19 @@ fn a_large_key_is_read_while_it_is_copied_and_written_when_it_has_moved() {
     // One that the target has no room for stays as it is, and nothing of it is left there.
     source.call(&["EVAL", WRITES[1].1, "1", "list"]);
     target.call(&["CONFIG", "SET", "maxmemory", "1"]);
-    writes.send(&command(&["RPUSH", "list", "last"]));
-    let reply = writes.line();
-    assert!(reply.starts_with("-TRYAGAIN") && reply.contains("OOM"), "{reply}");
+    let mut push = || {
+        writes.send(&command(&["RPUSH", "list", "last"]));
+        writes.line()
+    };
+    wait_until("the reason is reported", || {
+        let reply = push();
+        assert!(reply.starts_with("-TRYAGAIN"), "{reply}");
+        reply.contains("OOM")
+    });
     reads.ask(&["LLEN", "list"], ":80000\r\n");
     assert_eq!(target.call(&["DBSIZE"]), Value::Int(1));
     target.call(&["CONFIG", "SET", "maxmemory", "0"]);
-    writes.ask(&["RPUSH", "list", "last"], ":80001\r\n");
+    wait_until("there is space", || push() == ":80001\r\n");
     between.resume();
     wait_until("all keys have moved", || between.status().phase == Phase::Done);
     assert_eq!(source.call(&["DBSIZE"]), Value::Int(0));
@@ -209,7 +215,7 @@ fn what_is_not_whole_is_no_key_to_clients() {
     source.call(&["EVAL", many, "1", "large"]);
     source.call(&["SET", "small", "v"]);
     source.call(&["SET", "moved", "v"]);
-    let between = Between::of(&source, &target);
+    let between = Between::with_wait(&source, &target, Duration::from_secs(120));
     between.start_paused().expect("it begins");
     let mut client = between.client();
     client.ask(&["APPEND", "moved", "!"], ":2\r\n");

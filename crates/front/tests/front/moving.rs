@@ -287,7 +287,10 @@ fn a_target_that_is_gone_for_a_while_loses_nothing() {
     let between = Between::with_wait(&source, &target, Duration::from_millis(300));
     between.start_paused().expect("it begins");
     let mut client = between.client();
-    client.ask(&["INCR", "k0"], ":2\r\n");
+    wait_until("a key moves", || {
+        client.send(&command(&["INCR", "k0"]));
+        client.line() == ":2\r\n"
+    });
     // It takes nothing in, so moves hang until it goes on.
     target.suspend().expect("suspended");
     client.ask(&["GET", "k1"], "$1\r\n1\r\n");

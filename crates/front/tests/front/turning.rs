@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use redis::Value;
 use serde_json::Value as Json;
@@ -140,15 +141,20 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
     fill(&source, 500);
     let between = Between::of(&source, &target);
     between.start().expect("it begins");
-    // It sends as much as is taken in, so the servers always owe it something.
+    // The servers always owe it something.
     let flood = between.client();
     let (mut writes, reads) = (flood.0.try_clone().expect("the same connection"), flood.0);
-    let stop = AtomicBool::new(false);
+    let (stop, heard) = (AtomicBool::new(false), AtomicU64::new(0));
     let answered = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let hundred = command(&["INCR", "n"]).repeat(100);
             let mut sent = 0;
             while !stop.load(Ordering::SeqCst) {
+                // No more than a busy machine answers in the second that clients have to come to rest.
+                if sent > heard.load(Ordering::SeqCst) + 1_000 {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
                 writes.write_all(&hundred).expect("it is served all the while");
                 sent += 100;
             }
@@ -159,6 +165,7 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
             let mut answered = 0;
             for line in BufReader::new(reads).lines() {
                 answered += 1;
+                heard.store(answered, Ordering::SeqCst);
                 assert_eq!(line.expect("a line"), format!(":{answered}"));
             }
             answered

@@ -233,7 +233,7 @@ fn nothing_is_lost(mut fleet: Fleet, lasts: Duration, moves: bool) {
     owners(&fleet);
     let through: Vec<String> = fleet.members.iter().map(|member| member.forwarding()).collect();
     let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
-    let appenders = Appenders::start(through, 16);
+    let appenders = Appenders::start(through, 16, Duration::from_secs(1));
     let waits = disturb(&mut fleet, &appenders, lasts, moves);
     for member in 0..3 {
         until("it takes its part again", || {
@@ -268,7 +268,7 @@ fn nothing_is_lost(mut fleet: Fleet, lasts: Duration, moves: bool) {
 #[test]
 fn nothing_is_lost_when_processes_die_stand_still_and_come_back() {
     let backend = server(Engine::Redis70);
-    let fleet = Fleet::start(&backend.addr(), 3, &[]);
+    let fleet = Fleet::start(&backend.addr(), 3, &["--lease", "3s"]);
     nothing_is_lost(fleet, Duration::from_secs(15), false);
 }
 

@@ -35,15 +35,16 @@ pub(super) struct Event {
 pub(super) const LISTS: usize = 40;
 
 impl Appenders {
-    /// `through` are addresses, of which each client uses one after another.
-    pub(super) fn start(through: Vec<String>, clients: usize) -> Appenders {
+    /// `through` are addresses, of which each client uses one after another: the next where no answer comes
+    /// for so long.
+    pub(super) fn start(through: Vec<String>, clients: usize, patience: Duration) -> Appenders {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let troubles = Arc::new(AtomicU64::new(0));
         let began = Instant::now();
         let threads = (0..clients).map(|client| {
             let (stop, done, through) = (stop.clone(), done.clone(), through.clone());
             let troubles = troubles.clone();
-            std::thread::spawn(move || append(client, &through, began, &stop, &done, &troubles))
+            std::thread::spawn(move || append(client, (&through, patience), began, (&stop, &done, &troubles)))
         });
         Appenders { threads: threads.collect(), stop, done, troubles, began }
     }
@@ -82,11 +83,9 @@ pub(super) fn name(list: usize) -> String {
 
 pub(super) fn append(
     client: usize,
-    through: &[String],
+    (through, patience): (&[String], Duration),
     began: Instant,
-    stop: &AtomicBool,
-    done: &AtomicU64,
-    troubles: &AtomicU64,
+    (stop, done, troubles): (&AtomicBool, &AtomicU64, &AtomicU64),
 ) -> Vec<Event> {
     let mut events = Vec::new();
     let (mut at, mut connection) = (client, None);
@@ -99,7 +98,7 @@ pub(super) fn append(
             connection = connect(&through[at % through.len()]).ok();
             if let Some(open) = &connection {
                 // A process that stands still lets clients connect, and never answers.
-                open.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket");
+                open.set_read_timeout(Some(patience)).expect("a socket");
             } else {
                 std::thread::sleep(Duration::from_millis(20));
             }

@@ -2,6 +2,7 @@
 //! waits, so what is served again is not so because a lease has ended.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE, until};
@@ -37,7 +38,8 @@ fn what_a_killed_member_had_is_served_whichever_coordinator_leads() {
 
 #[track_caller]
 fn is_served_at_once(backend: &Server, mut fleet: Fleet) {
-    let appenders = Appenders::start(fleet.members.iter().map(|member| member.forwarding()).collect(), 6);
+    let through = fleet.members.iter().map(|member| member.forwarding()).collect();
+    let appenders = Appenders::start(through, 6, Duration::from_secs(1));
     appenders.wait_for(200);
     for round in 0..3 {
         let status = fleet.settled(3);

@@ -72,7 +72,7 @@ fn big_keys_in_bounded_memory() {
         let (source, target) = (slow(from), slow(to));
         big_hash(&source, 200_000_000);
         big_list(&source, 200_000_000);
-        let mut tries = 2;
+        let mut tries = 4;
         loop {
             tries -= 1;
             target.call(&["FLUSHALL", "ASYNC"]);
@@ -98,8 +98,8 @@ fn big_keys_in_bounded_memory() {
             if slow_ones.is_empty() {
                 break;
             }
-            // A busy machine makes any command slow once; not the same twice.
-            assert!(tries > 0, "commands above 50 ms, twice: {slow_ones:?}");
+            // A busy machine makes any command slow now and then.
+            assert!(tries > 0, "commands above 50 ms in each of four copies: {slow_ones:?}");
         }
         assert_equal(&at(source.addr()), &at(target.addr()));
     }

@@ -42,7 +42,7 @@ pub(super) fn scene_with_failovers(engine: Engine) -> Scene {
 
 /// How soon every shard serves clients again once a failover is over. Far more than it takes, far less than a
 /// person waits.
-const SERVES_WITHIN: Duration = Duration::from_secs(60);
+const SERVES_WITHIN: Duration = Duration::from_secs(180);
 
 /// Indexes of the nodes of the third shard.
 pub(super) const BYSTANDERS: [usize; 2] = [2, 5];

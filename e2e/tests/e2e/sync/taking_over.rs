@@ -22,18 +22,18 @@ fn what_the_target_lacks_keeps_it_from_taking_over() {
     let job = Sync::new(&source.addr(), &target.seed(), &[]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(0);
+    job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(0);
     // It expires by its fields, which the target does not know.
     source.call(&["HSET", "fields", "f", "v"]);
     source.call(&["HPEXPIRE", "fields", "1000000", "FIELDS", "1", "f"]);
-    let refused = job.cutover(&["--fence", "readonly-replica", "--max-pause", "2s"]).expect_code(4);
+    let refused = job.cutover(&["--fence", "readonly-replica", "--max-pause", "20s"]).expect_code(4);
     assert!(refused.stdout.contains("not on the target"), "{}", refused.stdout);
     source.call(&["DEL", "fields"]);
-    job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(0);
+    job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(0);
     // A database that nobody thought of.
     let mut second = deployment(source.addr()).primaries()[0].connect(1).expect("the source answers");
     redis::cmd("SET").arg("b").arg(1).exec(&mut second).expect("written");
-    let refused = job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);
+    let refused = job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(4);
     assert!(refused.stdout.contains("not part of this sync"), "{}", refused.stdout);
     stop(sync);
 }
@@ -54,7 +54,7 @@ fn writers_are_kept_out_after_the_cutover() {
         let app = redis::Client::open(format!("redis://app:secret@{}/", source.addr())).expect("an address");
         let mut app = app.get_connection().expect("the source answers");
         redis::cmd("SET").arg("before").arg(1).exec(&mut app).expect("written");
-        let planned = job.cutover(&["--fence", fence, "--dry-run"]).expect_code(0);
+        let planned = job.cutover(&["--fence", fence, "--max-pause", "20s", "--dry-run"]).expect_code(0);
         // No pause of a millisecond compares twenty thousand keys.
         let too_short = ["--fence", fence, "--compare", "full", "--max-pause", "1ms"];
         job.cutover(&[&too_short[..], &["--dry-run"]].concat()).expect_code(4);
@@ -71,7 +71,7 @@ fn writers_are_kept_out_after_the_cutover() {
         let value: String = redis::cmd("GET").arg("plain:77").query(&mut app).expect("read");
         redis::cmd("SET").arg("plain:77").arg(value).exec(&mut app).expect("everything is as before");
         let more = if fence == "pause" { ["--compare", "sample"] } else { ["--compare", "full"] };
-        let how = ["--fence", fence, "--fence-for", "5s", "--max-pause", "20s"];
+        let how = ["--fence", fence, "--fence-for", "60s", "--max-pause", "20s"];
         let done = job.cutover(&[&how[..], &more].concat()).expect_code(0);
         eprintln!("{fence}: {}", report(&done)["report"]);
         let output = sync.wait(PATIENCE).expect("it ends").expect_code(0);
@@ -215,7 +215,7 @@ fn the_way_back_loses_nothing() {
     let record = {
         // Nobody is told off by the fence: that clients move is not what this is about.
         let hold = forth.hold();
-        job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "2s"]).expect_code(0);
+        job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "20s"]).expect_code(0);
         drop(hold);
         forth.stop()
     };
@@ -249,7 +249,7 @@ fn the_way_back_loses_nothing() {
     assert!(neither.stdout.contains("--back"), "{neither:#?}");
     let record = {
         let hold = back.hold();
-        job.cutover(&["--fence", "acl", "--back", "--max-pause", "2s"]).expect_code(0);
+        job.cutover(&["--fence", "acl", "--back", "--max-pause", "20s"]).expect_code(0);
         drop(hold);
         back.stop()
     };

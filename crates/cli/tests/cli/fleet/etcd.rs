@@ -126,7 +126,7 @@ fn several<const N: usize>(etcd: &Etcd, options: &[&str]) -> [Candidate; N] {
 #[test]
 fn another_coordinator_goes_on_from_what_a_killed_one_wrote_down() {
     let etcd = Etcd::start(1).expect("etcd");
-    let [mut first, second] = several(&etcd, &["--lease", "60s", "--reign", "2s"]);
+    let [mut first, second] = several(&etcd, &["--lease", "60s", "--reign", "5s"]);
     until("the other one stands by", || second.stands_by_under(&first.address).then_some(()));
     let refused = second.asked();
     assert_eq!(refused.status.code(), Some(4));
@@ -157,7 +157,7 @@ fn another_coordinator_goes_on_from_what_a_killed_one_wrote_down() {
 #[test]
 fn with_three_of_each_one_may_be_killed_at_a_time() {
     let etcd = Etcd::start(3).expect("etcd");
-    let options = ["--lease", "20s", "--reign", "6s"];
+    let options = ["--lease", "30s", "--reign", "8s"];
     let [mut first, second, third] = several(&etcd, &options);
     let servers = addresses(&[&first, &second, &third]);
     let [mut a, mut b] = ["a", "b"].map(|name| Process::of_any(&servers, name));
@@ -228,7 +228,7 @@ impl Wire {
 #[test]
 fn a_coordinator_that_was_stopped_grants_no_lease_and_writes_nothing_when_it_wakes_up() {
     let etcd = Etcd::start(1).expect("etcd");
-    let [first, second] = several(&etcd, &["--lease", "30s", "--reign", "2s"]);
+    let [first, second] = several(&etcd, &["--lease", "30s", "--reign", "5s"]);
     let mut wire = Wire::connect(&first.address);
     let hello = |name: &str| {
         FromMember::Hello(Hello { token: 77, name: name.to_owned(), weight: 1, ..Hello::default() })
@@ -273,7 +273,7 @@ fn settled_or_not(candidate: &Candidate) -> Value {
 #[test]
 fn a_coordinator_without_etcd_leads_until_its_reign_is_over_and_again_when_etcd_is_back() {
     let etcd = Etcd::start(1).expect("etcd");
-    let candidate = Candidate::start(&etcd, &["--lease", "60s", "--reign", "2s"]);
+    let candidate = Candidate::start(&etcd, &["--lease", "60s", "--reign", "5s"]);
     until("it leads", || candidate.has_led(1).then_some(()));
     let mut a = Process::of_any(&candidate.address, "a");
     settled(&candidate.address, 1);
@@ -297,7 +297,7 @@ fn what_cannot_work_is_refused_with_a_reason() {
     let etcd = Etcd::start(1).expect("etcd");
     let at = etcd.addrs();
     {
-        let candidate = Candidate::start(&etcd, &["--reign", "2s"]);
+        let candidate = Candidate::start(&etcd, &["--reign", "5s"]);
         until("it leads", || candidate.has_led(1).then_some(()));
     }
     let refused = |store: &str, options: &[&str], code: i32, expected: &str| {

@@ -97,8 +97,10 @@ async fn every_plain_command_is_told(engine: Engine) {
     assert!(failures.is_empty(), "{failures:#?}");
     assert!(told > 100, "{told} of them ran");
     // Expiries, and other databases.
+    run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&mut con, "SET short 1 PX 20");
     drain(&feed, &mut con).await;
+    run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 1");
     wait_until("the key expires", || run(&mut con, "EXISTS short") == redis::Value::Int(0));
     assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["short=w"]);
     run(&mut con, "SELECT 3");

@@ -149,6 +149,8 @@ async fn what_expires_on_its_way_does_not_come_back(engine: Engine) {
     let mut pair = Pair::of(engine, engine).await;
     let Pair { a, b } = &mut pair;
     a.fill(3).await;
+    // It goes when it is asked for, and not before.
+    a.ask(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]).await;
     a.ask(&["SET", "{a}early", "v", "PX", "50"]).await;
     a.ask(&["SET", "{a}late", "v", "PX", "400"]).await;
     let (from_can, to_can) = (a.can, b.can);
