@@ -47,7 +47,10 @@ impl Measurement {
                  legacy,cli-atomic,migrateslots,whimbrel-native"
             }
             Self::Front => "front --part through --seconds 2 --rounds 1",
-            Self::FrontCluster => "front --part through --seconds 2 --rounds 1 --cluster 3",
+            // An older front shares no connections to the nodes of a cluster.
+            Self::FrontCluster => {
+                "front --part through --seconds 2 --rounds 1 --cluster 3 --share-connections 0"
+            }
         }
     }
 

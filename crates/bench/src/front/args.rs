@@ -41,8 +41,8 @@ pub struct BenchFrontArgs {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub clients: u32,
 
-    /// Connections to the server that the front shares among its clients, where it does
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Connections to the server that the front shares among its clients; 0 leaves that front out
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub share_connections: u32,
 
     /// Go through the front to a cluster of this many primaries instead of one server, without the direct

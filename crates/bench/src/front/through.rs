@@ -116,7 +116,9 @@ pub(super) fn measure(
         ways.push(direct(server)?);
     }
     ways.push(whimbrel("whimbrel", 0, server)?);
-    ways.push(whimbrel("whimbrel sharing", args.share_connections, server)?);
+    if args.share_connections > 0 {
+        ways.push(whimbrel("whimbrel sharing", args.share_connections, server)?);
+    }
     if follows_none {
         match nutcracker(server)? {
             Some(way) => ways.push(way),
