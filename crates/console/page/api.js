@@ -43,6 +43,7 @@ export function headers(more = {}) {
 }
 
 async function ask(method, path, body, signal) {
+  const sent = token();
   let response;
   try {
     response = await fetch(`/api/v1/${path}`, {
@@ -67,19 +68,31 @@ async function ask(method, path, body, signal) {
   let value = null;
   try {
     value = await response.json();
-  } catch {
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
     // A body that is no JSON says nothing; the status does.
   }
-  if (response.ok) return value;
-  if (response.status === 401) whenRefused();
+  // A proxy may give up, or answer in the server's place, while an order is carried out.
+  const doubt = method === "GET" ? null : "look at the jobs before you try again: it may have been done";
+  if (response.ok && value !== null) return value;
+  if (response.ok) throw new ApiError(0, "what has answered is not the console's server", doubt);
+  // Of a token that has been replaced meanwhile it says nothing about the new one.
+  if (response.status === 401 && sent === token()) whenRefused();
   throw new ApiError(
     response.status,
     value?.error ?? `the server answers ${response.status}`,
-    value?.remedy,
+    value?.remedy ?? (response.status >= 500 ? doubt : null),
   );
 }
 
-export const get = (path, signal) => ask("GET", path, undefined, signal);
+/** A question that has no answer for so long has none, in milliseconds: others wait for it. */
+const ANSWERED_MS = 30000;
+
+/** `signal` may be none. A plan of a repair takes longer than other answers. */
+export function get(path, signal, within = ANSWERED_MS) {
+  const signals = [signal, AbortSignal.timeout(within)].filter(Boolean);
+  return ask("GET", path, undefined, AbortSignal.any ? AbortSignal.any(signals) : signal);
+}
 export const post = (path, body = {}, signal) => ask("POST", path, body, signal);
 
 /** The path of a job. */

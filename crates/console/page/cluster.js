@@ -443,7 +443,7 @@ export function open() {
     if (!state.cluster) {
       text(
         at.none,
-        !state.everRead
+        !state.everRead || !state.me || state.me.cluster
           ? "The cluster has not been read yet."
           : "This console has no cluster. Start it with whimbrel serve --cluster HOST:PORT.",
       );

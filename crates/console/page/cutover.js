@@ -65,14 +65,18 @@ export function settings(kept = {}) {
       ready: whenReady.input.checked,
     });
   node.addEventListener("input", keep);
+  let wasAsked = false;
   return {
     node,
     /** Takes over what was chosen before, where nothing was chosen here yet. */
     take(chosen) {
+      // Once: what somebody else rehearses later changes nothing under a user's eyes.
+      if (wasAsked) return;
+      wasAsked = true;
       if (!chosen || Object.keys(kept).length) return;
       fence.value = chosen.fence;
       pause.value = `${chosen.max_pause_ms}ms`;
-      compare.value = chosen.compare;
+      if (COMPARES.some(([value]) => value === chosen.compare)) compare.value = chosen.compare;
       reverse.input.checked = chosen.reverse;
       keep();
     },
@@ -124,7 +128,7 @@ export async function rehearse(name, values, back = false) {
  * Asks for the job's name, and for what is doubtful to be confirmed, then cuts over; `done` gets what came of
  * it.
  */
-export function ask(job, values, line, { back = false, later = {}, doubts = [], done }) {
+export function ask(job, values, line, { back = false, later = {}, doubts = [], holds = () => true, done }) {
   const [from, to] = [job.source, job.target];
   const due = [
     later.at && `not before ${later.at}`,
@@ -152,6 +156,7 @@ export function ask(job, values, line, { back = false, later = {}, doubts = [], 
       command(line),
     ].filter(Boolean),
     run: async (name) => {
+      if (!holds()) throw new Error("something has changed meanwhile: close this, look at it, and ask again");
       const body = { ...values, ...later, reverse: values.reverse && !back, back, dry_run: false, confirm: name };
       done(await post(jobPath(job.name, "cutover"), body));
     },

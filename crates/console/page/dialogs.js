@@ -31,6 +31,13 @@ export function open(title, test, build) {
 /** Closes whatever is open: where somebody else takes the place of what it was about. */
 export const closeAll = () => document.querySelectorAll("dialog[open]").forEach((node) => node.close());
 
+/** What became of an order whose dialog was closed meanwhile: closing it does not take the order back. */
+function tellLate(title, what) {
+  const node = h("div", { class: "note late", test: "late" }, h("strong", {}, title), what);
+  node.append(button("Dismiss", "late-dismiss", () => node.remove(), { class: "small" }));
+  document.getElementById("late").append(node);
+}
+
 /**
  * A form in which a request is made: while it is under way nothing can be sent twice, and what goes wrong is
  * shown in it.
@@ -58,11 +65,13 @@ export function form({ test, parts, label, danger, run, ready }) {
     busy = true;
     check();
     fill(said, h("p", { role: "status" }, "Asking …"));
+    const title = node.closest("dialog")?.querySelector("h2")?.textContent ?? label;
+    const tell = (what) => (node.isConnected ? fill(said, what) : what && tellLate(title, what));
     try {
       const words = await run();
-      fill(said, words ? h("p", { role: "status" }, words) : null);
+      tell(words ? h("p", { role: "status" }, words) : null);
     } catch (error) {
-      fill(said, failure(error));
+      tell(failure(error));
     }
     busy = false;
     check();

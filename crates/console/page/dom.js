@@ -190,8 +190,19 @@ export function progress(label) {
   };
 }
 
+/** What a click asks for is not asked for again while it is under way. */
 export function button(label, test, onclick, props = {}) {
-  return h("button", { type: "button", test, ...props, on: { click: onclick } }, label);
+  let busy = false;
+  const click = async (event) => {
+    if (busy) return;
+    busy = true;
+    try {
+      await onclick(event);
+    } finally {
+      busy = false;
+    }
+  };
+  return h("button", { type: "button", test, ...props, on: { click } }, label);
 }
 
 /** A command to paste, with a button that copies it. */

@@ -87,7 +87,8 @@ export function reader(name, then) {
         if (lag !== null) noteLag(name, lag);
       } catch (error) {
         if (error.name === "AbortError") return;
-        read.error = error;
+        // Also of a job that has ended: it is asked once more.
+        [read.error, ofJob] = [error, null];
       }
       busy = false;
       then();
@@ -186,6 +187,13 @@ const bound = (input, parse) => {
   return word === "" ? undefined : word === "none" ? null : parse(word);
 };
 
+/** A bound that a job always has. */
+function needed(input, parse) {
+  const value = bound(input, parse);
+  if (value === null) throw new Error("memory, lanes and the longest pause cannot be none");
+  return value;
+}
+
 function setForm(name) {
   const input = (test, placeholder) => h("input", { type: "text", test, placeholder, autocomplete: "off" });
   const inputs = [
@@ -226,9 +234,9 @@ function setForm(name) {
         max_lag: bound(lag, same),
         max_load: bound(load, same),
         between: bound(between, same),
-        memory_bytes: bound(memory, parseBytes) ?? undefined,
-        lanes: bound(lanes, same) ?? undefined,
-        max_pause_ms: bound(pause, parseDuration) ?? undefined,
+        memory_bytes: needed(memory, parseBytes),
+        lanes: needed(lanes, same),
+        max_pause_ms: needed(pause, parseDuration),
       });
       inputs.forEach((i) => (i.value = ""));
       return "It is set.";
@@ -344,7 +352,9 @@ export function cancelPlanButton(plan) {
 /** The buttons, as `can` says. */
 function actions(job, said) {
   const can = job.can ?? [];
+  const isSteered = can.includes("pause") || can.includes("resume");
   const order = (verb, done) => async () => {
+    fill(said, h("p", {}, "Asking …"));
     try {
       const answer = await post(jobPath(job.name, verb));
       const until = verb === "resume" && answer?.rates?.paused_until_s;
@@ -354,8 +364,11 @@ function actions(job, said) {
     }
   };
   return [
-    can.includes("pause") && button("Pause", "pause", order("pause", "Paused: no keys move.")),
-    can.includes("resume") && button("Resume", "resume", order("resume", "Resumed.")),
+    // Each in its place: a second click must not order the opposite.
+    isSteered &&
+      button("Pause", "pause", order("pause", "Paused: no keys move."), { disabled: !can.includes("pause") }),
+    isSteered &&
+      button("Resume", "resume", order("resume", "Resumed."), { disabled: !can.includes("resume") }),
     can.includes("go-on") && button("Go on …", "go-on", () => askGoOn(job)),
     can.includes("cutover") &&
       h(
@@ -383,16 +396,14 @@ function actions(job, said) {
   ];
 }
 
-function eventRow(event) {
-  return h(
-    "li",
-    { test: "event" },
+function eventParts(event) {
+  return [
     h("time", {}, time(event.at_s)),
     " ",
     // Many say themselves what they are.
     (event.text ?? "").startsWith(event.event) ? null : [h("span", { class: "kind" }, event.event), " "],
     h("span", {}, event.text ?? ""),
-  );
+  ];
 }
 
 function charts() {
@@ -564,8 +575,9 @@ function paint(at, job, read) {
     at.events,
     events.map((event, index) => ({ event, key: base + events.length - index })),
     (e) => e.key,
-    (e) => eventRow(e.event),
-    () => {},
+    () => h("li", { test: "event" }),
+    // The same place may be another event's by now: the server tells the newest, and a job may begin anew.
+    (row, e) => refill(row, e.event, () => eventParts(e.event)),
   );
   show(at.reportPart, Boolean(answer?.report));
   if (answer?.report)

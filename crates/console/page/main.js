@@ -2,7 +2,8 @@
 //
 // Names for a test driver, as data-test. The button of a form NAME-form or login is NAME-button:
 //   frame       nav-cluster nav-jobs nav-migrations nav-fleet nav-audit who theme sign-out age error remedy
-//               connection (data-state: connecting, live, lost) command command-copy dialog-close
+//               connection (data-state: connecting, live, lost) command command-copy dialog-close late
+//               late-dismiss
 //   login       login token login-button
 //   cluster     cluster-state cluster-error canary whole-bar finding under-way shard (data-id) silent
 //               shard-filter shard-sort shard-more moving (data-job) rebalance reshard drain repair
@@ -54,7 +55,7 @@ let view = null;
 let stream = null;
 let lastGot = Date.now();
 let pending = null;
-let askingMe = false;
+let askedAs = null;
 
 /** The view that the address names, and what it is about. */
 function route() {
@@ -142,16 +143,21 @@ function showWho() {
 
 /** Asked beside the stream, and again until it is known: no view waits for it. */
 async function askMe() {
-  if (askingMe || state.me) return;
-  askingMe = true;
+  const as = token();
+  if (state.me || askedAs === as) return;
+  askedAs = as;
   try {
-    state.me = await get("me");
+    const me = await get("me");
+    // Somebody else may have logged in meanwhile.
+    if (as !== token()) return;
+    state.me = me;
     showWho();
     view?.update?.(null);
   } catch {
     // The stream says what is wrong, and asks again with its next message.
+  } finally {
+    if (askedAs === as) askedAs = null;
   }
-  askingMe = false;
 }
 
 function connect() {
@@ -183,6 +189,7 @@ function login(why) {
   closeAll();
   view?.close?.();
   view = null;
+  fill(byId("late"));
   forgetToken();
   reset();
   showWho();
@@ -221,6 +228,7 @@ function login(why) {
 }
 
 function start() {
+  view?.close?.();
   view = null;
   showWho();
   if (!route()) location.replace("#/cluster");

@@ -19,6 +19,9 @@ const keptOf = (name) =>
 
 const WORDS = { done: "done", now: "now", todo: "to do", problem: "look here" };
 
+/** What was read of a job longer ago than this is not shown as true, in milliseconds. */
+const FRESH_MS = 10000;
+
 const isEnded = (job) => job.ended;
 const isCutOver = (job) => job.ended && job.phase === "cut over";
 
@@ -115,21 +118,25 @@ function verifyStep(job) {
   if (!verify)
     return ["todo", [], ["not verified yet: a comparison of all keys finds what a sample does not"]];
   const isOld = verify.created_s < job.created_s;
+  const isPart = !verify.whole;
   const age = verify.ended_s ? `, ${agoRoughly(serverNow() - verify.ended_s * 1000)}` : "";
   const told = `${verify.name}: ${stateOf(verify)}${age}`;
   if (!verify.ended) return ["now", [`${told}, ${doneOf(verify)}`], []];
   if (verify.phase === "different") return ["problem", [told], ["both sides differ: see the job"]];
   return [
-    verify.phase === "equal" && !isOld ? "done" : "todo",
+    verify.phase === "equal" && !isOld && !isPart ? "done" : "todo",
     [told],
-    isOld ? ["that was before this sync: verify again"] : [],
+    [
+      isOld ? "that was before this sync: verify again" : null,
+      isPart ? "it compared only a part of the keys, or not all of them: verify again" : null,
+    ].filter(Boolean),
   ];
 }
 
 /** Whether a comparison since the sync began says that both sides are equal. */
 function isVerified(job) {
   const verify = lastVerify(job);
-  return verify?.phase === "equal" && verify.created_s >= job.created_s;
+  return verify?.phase === "equal" && verify.whole && verify.created_s >= job.created_s;
 }
 
 /** The last rehearsal of this run's cutover, as the server remembers it. */
@@ -269,7 +276,7 @@ function doCutover(at, job, mine, look, update) {
     mine.done = { answer, at: Date.now() };
     update();
   };
-  const doubts = [
+  const doubtsOf = (job) => [
     !isVerified(job) && [
       "Nothing was verified: no comparison of all keys says that both sides are equal.",
       "Cut over without a comparison of all keys",
@@ -281,9 +288,16 @@ function doCutover(at, job, mine, look, update) {
       "cutover-unrehearsed",
     ],
   ].filter(Boolean);
+  const doubts = doubtsOf(job);
+  // Of the same run, with no doubt that was not confirmed.
+  const holds = () => {
+    const now = jobNamed(job.name) ?? job;
+    const isConfirmed = ([, , test]) => doubts.some((doubt) => doubt[2] === test);
+    return now.created_s === job.created_s && doubtsOf(now).every(isConfirmed);
+  };
   try {
     const later = at.choices.later();
-    ask(job, at.choices.values(), at.choices.line(job.name), { doubts, later, done });
+    ask(job, at.choices.values(), at.choices.line(job.name), { doubts, later, holds, done });
   } catch (error) {
     fill(at.cutSaid, failure(error));
   }
@@ -333,9 +347,11 @@ async function doBack(at, job, mine, dryRun, update) {
 }
 
 function paintSteps(at, job, read, mine) {
-  const status = read.answer?.details?.status;
+  // What was true of a job that goes on is not true for long.
+  const isFresh = job.ended || (read.readMs && serverNow() - read.readMs < FRESH_MS);
+  const status = isFresh ? read.answer?.details?.status : undefined;
   const remembered = read.answer?.remembered;
-  at.choices.take(rehearsalOf(job, remembered)?.chosen);
+  if (read.answer) at.choices.take(rehearsalOf(job, remembered)?.chosen);
   const last = remembered?.assessment;
   const found = last && { ...last, at: last.at_ms };
   const age = found && agoRoughly(serverNow() - found.at);
@@ -506,14 +522,15 @@ export function open(name) {
   function update() {
     const job = known();
     look.tick();
-    const isMissing = !job && state.everRead;
-    refill(at.error, isMissing, () =>
-      isMissing
-        ? failure({ message: `there is no job ${name}`, remedy: "see the list of migrations" })
-        : [],
-    );
-    at.node.querySelector(".steps").hidden = !job;
-    if (!job) return;
+    const { error } = look.read;
+    const isMissing = !jobNamed(name) && error?.status === 404;
+    const missing = { message: `there is no job ${name}`, remedy: "see the list of migrations" };
+    const shown = isMissing ? missing : job ? null : error;
+    refill(at.error, shown?.message ?? null, () => (shown ? failure(shown) : []));
+    // What the steps say is also of other jobs: before these are known it would be wrong.
+    const isKnown = Boolean(job) && state.everRead && !isMissing;
+    at.node.querySelector(".steps").hidden = !isKnown;
+    if (!isKnown) return;
     last = job;
     text(at.badge, stateOf(job));
     attr(at.badge, "data-mood", mood(job));

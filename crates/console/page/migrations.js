@@ -57,7 +57,8 @@ function nextOf(job) {
   if (job.state === "interrupted") return "go on with it";
   if (leadsBack(job)) return "roll back, if needed";
   if (job.phase !== "following") return "wait until it follows";
-  return lastVerify(job)?.phase === "equal" ? "rehearse the cutover" : "verify";
+  const verify = lastVerify(job);
+  return verify?.phase === "equal" && verify.whole ? "rehearse the cutover" : "verify";
 }
 
 function make(of, job) {

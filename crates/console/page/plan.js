@@ -12,6 +12,9 @@ const TITLES = { rebalance: "Plan a rebalance", drain: "Plan a drain", reshard: 
 /** Rows of a table before the rest is left to scrolling. */
 const ROWS_MAX = 1000;
 
+/** How long the server may look at all nodes for what repair would do, in milliseconds. */
+const REPAIR_MS = 150000;
+
 const name = (node) => `${node.address ?? ""} ${short(node.id)}`.trim();
 
 function shards() {
@@ -65,9 +68,9 @@ const FIELDS = {
         use_empty: empty.input.checked,
         threshold: Number(threshold.value),
       }),
-      line: (w) => [
+      line: (w, cluster) => [
         "rebalance",
-        state.cluster.cluster,
+        cluster,
         "--by",
         w.by,
         ...(w.use_empty ? ["--use-empty"] : []),
@@ -86,7 +89,7 @@ const FIELDS = {
       parts: field("Node that gives all its slots to the others", node),
       ready: () => node.value !== "",
       wanted: () => ({ kind: "drain", node: node.value }),
-      line: (w) => ["drain", state.cluster.cluster, short(w.node)],
+      line: (w, cluster) => ["drain", cluster, short(w.node)],
     };
   },
   reshard(preset) {
@@ -111,7 +114,7 @@ const FIELDS = {
       ),
       ready: () => slots.value.trim() !== "" && to.value !== "",
       wanted: () => ({ kind: "reshard", slots: slots.value.replace(/\s/g, ""), to: to.value }),
-      line: (w) => ["reshard", state.cluster.cluster, "--slots", w.slots, "--to", short(w.to)],
+      line: (w, cluster) => ["reshard", cluster, "--slots", w.slots, "--to", short(w.to)],
     };
   },
 };
@@ -132,7 +135,7 @@ export function openPlan(kind, preset) {
           const plan = await post("plans", wanted);
           fill(
             body,
-            shown(plan, wanted, `whimbrel ${fields.line(wanted).map(quoted).join(" ")}`, close, () =>
+            shown(plan, wanted, `whimbrel ${fields.line(wanted, plan.cluster).map(quoted).join(" ")}`, close, () =>
               first(wanted),
             ),
           );
@@ -308,6 +311,8 @@ function approval(plan, close) {
       announce(
         `approved: ${countOf(answer.jobs.length, "job")} ${answer.jobs.length === 1 ? "begins" : "begin"}`,
       );
+      // Who has closed it is somewhere else.
+      if (!asked.node.isConnected) return;
       close();
       location.hash = "#/jobs";
     },
@@ -318,7 +323,7 @@ function approval(plan, close) {
 export function openRepair() {
   open("What repair would do", "repair-dialog", () => {
     const body = h("div", {}, h("p", { role: "status" }, "Looking at the nodes …"));
-    get("cluster/repair").then(
+    get("cluster/repair", undefined, REPAIR_MS).then(
       (answer) => {
         const actions = answer.actions ?? [];
         const list = (title, items, of) =>

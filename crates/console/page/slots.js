@@ -72,7 +72,8 @@ export function ownership(cluster, jobs) {
     if (job.kind !== "move" || (job.cluster && cluster && job.cluster !== cluster.cluster)) continue;
     const [source, target] = [at.get(job.source), at.get(job.target)];
     if (source === undefined || target === undefined) continue;
-    const isNewer = !job.ended || (job.updated_s + 1) * 1000 >= (cluster.read_ms ?? 0);
+    // One that was interrupted says nothing about what has become of its slots since.
+    const isNewer = (job.running && !job.ended) || (job.updated_s + 1) * 1000 >= (cluster.read_ms ?? 0);
     const each = (ranges, call) => {
       for (const [first, last] of parse(ranges)) {
         for (let slot = first; slot <= last; slot++) if (owner[slot] === source) call(slot);

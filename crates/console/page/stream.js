@@ -85,6 +85,8 @@ export function follow(on) {
         if (stopped) return;
         // For whoever looks into why: the page says only that it is lost.
         console.warn(`the stream has ended: ${error.message}`);
+        // What could not be read leaves its connection open, and a browser has few.
+        abort?.abort();
         on.lost();
       }
       const pause = PAUSES_MS[Math.min(tries++, PAUSES_MS.length - 1)];

@@ -335,6 +335,7 @@ const JOB: &str = r##"{
     "properties": {
         "name": {"type": "string", "description": "what the paths take"},
         "given_name": {"type": ["string", "null"], "description": "what its user calls it"},
+        "whole": {"type": "boolean", "description": "of a comparison: it is one of all keys, in full"},
         "run_of": {"type": ["string", "null"], "description": "the name it had while it ran"},
         "kind": {"enum": ["move", "copy", "verify", "sync", "front"]},
         "state": {"type": "string", "description": "running, interrupted or ended"},

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use whimbrel_control::jobs::{Ask, Seen};
 use whimbrel_control::pace::left_ms;
-use whimbrel_control::store::Entry;
+use whimbrel_control::store::{Entry, Kind};
 use whimbrel_flow::budget::RatesNow;
 
 use crate::tokens::Role;
@@ -40,6 +40,7 @@ impl Shown {
         object["eta_ms"] = json!(moving.and_then(|pace| left_ms(status, pace)));
         object["run_of"] = json!(status.run_of());
         object["state_in_words"] = json!(seen.state_in_words());
+        object["whole"] = json!(status.kind == Kind::Verify && is_of_everything(&status.again));
         object["limits"] = json!((status.rates != RatesNow::default()).then(|| status.rates.to_string()));
         Shown { object, asks: seen.asks() }
     }
@@ -53,9 +54,20 @@ impl Shown {
     }
 }
 
+/// Options with which a comparison leaves keys out, or most of each.
+const LEAVES_OUT: [&str; 7] =
+    ["--sample", "--match", "--exclude", "--type", "--slots", "--db", "--ignore-extra"];
+
+/// Whether the comparison that this command makes is one of all keys, in full.
+fn is_of_everything(command: &[String]) -> bool {
+    let leaves_out = |word: &String| LEAVES_OUT.contains(&word.as_str());
+    let is_shallow = |words: &[String]| words[0] == "--depth" && words[1] != "full";
+    !command.is_empty() && !command.iter().any(leaves_out) && !command.windows(2).any(is_shallow)
+}
+
 #[cfg(test)]
 mod tests {
-    use whimbrel_control::store::{Kind, Status};
+    use whimbrel_control::store::Status;
 
     use super::*;
 
@@ -77,6 +89,20 @@ mod tests {
         assert_eq!(eta(&job), 50_000);
         job.entry.status.rates.paused_until_s = Some(3_600);
         assert_eq!(eta(&job), Value::Null);
+    }
+
+    #[test]
+    fn a_comparison_of_a_part_is_told_from_one_of_everything() {
+        let is_whole = |command: &str| {
+            let mut verify = seen(Kind::Verify, "equal", false);
+            verify.entry.status.again = command.split(' ').map(str::to_owned).collect();
+            Shown::new(&verify, None, None).for_role(Role::Look)["whole"] == true
+        };
+        assert!(is_whole("verify a:1 b:1") && is_whole("verify a:1 b:1 --depth full --lanes 4"));
+        for less in ["--sample 1%", "--match u:*", "--depth meta", "--ignore-extra", "--db 1"] {
+            assert!(!is_whole(&format!("verify a:1 b:1 {less}")), "{less}");
+        }
+        assert_eq!(Shown::new(&seen(Kind::Verify, "equal", false), None, None).object["whole"], false);
     }
 
     #[test]

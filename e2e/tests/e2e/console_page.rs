@@ -129,6 +129,25 @@ fn a_connection_that_is_lost_is_found_again() {
     drop(again);
 }
 
+/// Closing a dialog takes no order back: what becomes of it is shown all the same.
+#[test]
+fn an_order_whose_dialog_is_closed_is_answered() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=16_383]]).start();
+    let mut opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "operate");
+    browser.click(&test("reshard"));
+    browser.fill(&test("plan-slots"), "99999");
+    opened.served.running.suspend();
+    browser.click(&test("plan-button"));
+    browser.press("Escape");
+    browser.wait_for(&format!("{} === 0", number("plan-dialog")));
+    opened.served.running.resume();
+    browser.wait_for_text(&test("late"), "99999");
+    browser.click(&test("late-dismiss"));
+    browser.wait_for(&format!("{} === 0", number("late")));
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
 /// Names and errors of servers may be anything: they are shown, and never become a part of the page.
 #[test]
 fn what_servers_say_is_text() {
