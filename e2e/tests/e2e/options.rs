@@ -586,7 +586,7 @@ fn copy_and_verify() {
 /// Ctrl-C and SIGTERM: a report, an exit code of its own, and a copy that goes on where it was.
 fn stopping_and_going_on(engine: Engine) {
     let (source, target) = (server(engine), server(engine));
-    strings(&source, 20_000, 20);
+    strings(&source, 60_000, 20);
     let state = folder();
     let (from, to) = (source.addr(), target.addr());
     let args = |more: &[&'static str]| -> Vec<String> {
@@ -596,7 +596,7 @@ fn stopping_and_going_on(engine: Engine) {
         let args = args(more);
         invocation(state.path(), &args.iter().map(String::as_str).collect::<Vec<_>>())
     };
-    let mut running = call(&["--rate-keys", "500", "--report", "1"]).spawn();
+    let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
     assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
     if engine == Engine::Redis70 {
         running.interrupt()
@@ -608,14 +608,14 @@ fn stopping_and_going_on(engine: Engine) {
     assert!(output.stdout.contains("--resume"), "{}", output.stdout);
     assert!(!output.stderr.contains("error:"), "{}", output.stderr);
     let there = db_size(&target);
-    assert!((1..20_000).contains(&there), "{there} keys were copied");
+    assert!((1..60_000).contains(&there), "{there} keys were copied");
 
     // The target is not empty any more, and that is as it should be.
     let report = report(&call(&["--resume", "--json"]).run().expect_code(SUCCESS));
     assert_eq!((&report["resumed"], &report["complete"]), (&Json::Bool(true), &Json::Bool(true)));
     assert_equal(&at(&from), &at(&to));
     // It went on and did not start again.
-    assert!(count(&report, "written") < 20_000, "{report}");
+    assert!(count(&report, "written") < 60_000, "{report}");
     // There is nothing left to go on with.
     call(&["--resume"]).run().expect_code(1);
 }
@@ -629,7 +629,7 @@ fn the_same_command_begins_and_goes_on() {
     let (from, to) = (source.addr(), target.addr());
     let call =
         |more: &[&str]| invocation(state.path(), &[&[&*from, &*to, "--resume-or-begin"][..], more].concat());
-    let mut running = call(&["--rate-keys", "500", "--report", "1"]).spawn();
+    let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
     assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
     running.terminate();
     running.wait(PATIENCE).expect("it ends").expect_code(STOPPED);

@@ -3,8 +3,9 @@
 //! copies to the next one.
 
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::slot_keys;
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
@@ -66,6 +67,22 @@ pub async fn remove(owner: &mut Link, slots: &SlotSet) -> Result<()> {
 pub async fn find(owner: &mut Link, slots: &SlotSet) -> Result<SlotSet> {
     let slots: Vec<Slot> = slots.iter().collect();
     let replies = ask(owner, &slots, b"EXISTS", &[]).await?;
-    // Who does not own a slot yet refuses, and was not given keys in it either.
-    Ok(slots.iter().zip(replies).filter(|(_, reply)| reply.as_int() == Some(1)).map(|(s, _)| *s).collect())
+    let mut found = SlotSet::new();
+    for (slot, reply) in slots.into_iter().zip(replies) {
+        let is_there = match (reply.as_int(), ServerError::of(&reply).map(|said| said.code)) {
+            (Some(number), _) => number == 1,
+            // Who does not own a slot yet refuses, and was not given keys in it either.
+            (None, Some(Code::Moved(..) | Code::Ask(..))) => false,
+            // Without that note keys that are nowhere else would look like copies. A node of a cluster that
+            // is down refuses to look for one, and lists all.
+            _ => {
+                let count = slot_keys::count(owner, slot).await?;
+                slot_keys::all_names(owner, slot, count).await?.iter().any(|key| key[..] == name(slot)[..])
+            }
+        };
+        if is_there {
+            found.insert(slot);
+        }
+    }
+    Ok(found)
 }

@@ -70,6 +70,28 @@ async fn keys_that_a_killed_repair_was_moving_are_moved_by_the_next() {
     assert_eq!(counts.of(SLOT), 2, "both keys, and no note");
 }
 
+/// A node of a cluster that is down refuses `EXISTS`: without the note, the only copies look like copies.
+#[tokio::test]
+async fn a_note_is_found_while_the_cluster_is_down() {
+    let cluster = Cluster::builder(Engine::Redis70).node_timeout_ms(1_000).start().expect("a cluster");
+    let endpoint = Endpoint::parse(Side::Source, &cluster.seed()).expect("an address");
+    let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment");
+    let survey = Survey::take(&deployment).await.expect("a survey");
+    let tag = tag_for_slot(SLOT);
+    let note = String::from_utf8(staging_key("repair", tag.as_bytes())).expect("a name");
+    call(&cluster, 0, &format!("SET {note} -")).await;
+    cluster.kill9(2).expect("it is killed");
+    wait_until("the cluster is down", || {
+        format!("{:?}", cluster.nodes()[0].call(&["CLUSTER", "INFO"])).contains("cluster_state:fail")
+    });
+    let stop = CancellationToken::new();
+    let owner = cluster.node_id(0).parse().expect("an id");
+    let slots = [SLOT, Slot::new(1).expect("a slot")].into_iter().collect();
+    let found =
+        Repairer::new(&deployment, &survey, &stop).moving(&owner, &slots).await.expect("they are listed");
+    assert_eq!(found.iter().collect::<Vec<_>>(), [SLOT]);
+}
+
 /// Whether a replica's link is up, by its own word.
 fn follows(cluster: &Cluster, node: usize) -> bool {
     let replication = cluster.nodes()[node].call(&["INFO", "replication"]);

@@ -282,8 +282,13 @@ impl Feed {
             if let Some(barriers) = &self.barriers {
                 let (done, told) = oneshot::channel();
                 // Where the task has ended, the failure below tells why.
-                if barriers.send(done).await.is_ok() && told.await.is_ok() {
-                    return;
+                if barriers.send(done).await.is_ok() {
+                    let mut progress = self.progress.clone();
+                    tokio::select! {
+                        told = told => if told.is_ok() { return },
+                        // What is sent in the moment in which the task ends is neither answered nor dropped.
+                        _ = progress.wait_for(|p| p.failure.is_some()) => {}
+                    }
                 }
             }
             let mut progress = self.progress.clone();

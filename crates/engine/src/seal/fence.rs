@@ -151,7 +151,8 @@ impl WriterFence {
                 self.refuse_newcomers(&mut link, address).await?;
             }
         }
-        Ok(())
+        // Last, since what is named now is to be fenced in any case.
+        self.refuse_absent(deployment)
     }
 
     /// Ends the clients that could still take or leave something behind it: those that wait in a command, are
@@ -167,6 +168,15 @@ impl WriterFence {
                 waiting::end(deployment).await
             }
         }
+    }
+
+    /// A node that nobody names just now may be a primary soon, on which users may write.
+    fn refuse_absent(&self, deployment: &Deployment) -> Result<()> {
+        let present: BTreeSet<String> = deployment.topology().nodes().map(ToString::to_string).collect();
+        let Some(absent) = self.nodes().find(|at| !present.contains(*at)) else { return Ok(()) };
+        let what = "the node was there when the fence was planned, and is not now";
+        Err(Error::unfit(deployment.side(), absent.to_owned(), "fence the writers off", what)
+            .with_remedy("try the cutover again"))
     }
 
     /// Users that were made since the plan are not kept out, and what undoes the fence would not know them.
@@ -194,7 +204,10 @@ impl WriterFence {
             Seal::open(deployment).await?.release().await?;
         }
         let mut failure = None;
-        for address in self.nodes_with_users(deployment) {
+        // Also those that nobody names just now: the fence is still up there when they come back.
+        for at in self.nodes().collect::<BTreeSet<_>>() {
+            let known = deployment.topology().nodes().find(|node| node.to_string() == at).cloned();
+            let Some(address) = known.or_else(|| Address::parse_tcp(at)) else { continue };
             // A node that is gone does not keep clients of the others from writing.
             failure = failure.or(self.rule(deployment, &address, FencedUser::rules).await.err());
         }
@@ -306,5 +319,11 @@ async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -
 
 async fn names_of_users(link: &mut Link) -> Result<BTreeSet<String>> {
     let names = link.call(&[b"ACL", b"USERS"]).await?;
-    Ok(names.as_items().unwrap_or_default().iter().filter_map(Value::as_str).map(str::to_owned).collect())
+    let Some(items) = names.as_items() else { return Err(link.unexpected("ACL USERS", &names)) };
+    let texts = items.iter().map(|name| name.as_str().map(str::to_owned));
+    texts.collect::<Option<_>>().ok_or_else(|| {
+        let what = "an ACL user has a name that is no text, and could not be given its rights back";
+        Error::unfit(link.endpoint().side, link.address().to_string(), "fence the writers off", what)
+            .with_remedy(Remedy::ChooseFenceOr("rename that user"))
+    })
 }

@@ -36,7 +36,9 @@ pub(super) async fn end(deployment: &Deployment) -> Result<u64> {
     for address in deployment.topology().shards.iter().map(|shard| &shard.primary) {
         let mut link = deployment.open(address, 0).await?;
         let clients = link.call(&[b"CLIENT", b"LIST"]).await?;
-        let ids = waiting(clients.as_str().unwrap_or_default());
+        // Names of clients may be any bytes.
+        let Some(text) = clients.as_bytes() else { return Err(link.unexpected("CLIENT LIST", &clients)) };
+        let ids = waiting(&String::from_utf8_lossy(text));
         for batch in ids.chunks(BATCH) {
             ended += end_these(&mut link, batch).await?;
         }

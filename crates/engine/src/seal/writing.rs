@@ -1,8 +1,10 @@
 //! Clients that write to a server, as far as it tells: for the operator who has to stop them.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use whimbrel_wire::value::Value;
 
 use crate::error::Result;
 use crate::feed;
@@ -32,7 +34,7 @@ pub struct WritingClient {
 pub async fn writing_clients(link: &mut Link) -> Result<Option<Vec<WritingClient>>> {
     let reply = link.ask(&[b"CLIENT", b"LIST"]).await?;
     let server = link.address().to_string();
-    Ok(reply.as_str().map(|clients| clients.lines().filter_map(|line| writing(line, &server)).collect()))
+    Ok(list_in(&reply).map(|clients| clients.lines().filter_map(|line| writing(line, &server)).collect()))
 }
 
 /// How many clients a server has besides ours and those that come from addresses that are `known`. `None`
@@ -44,7 +46,7 @@ pub async fn other_clients(link: &mut Link, known: &[String]) -> Result<Option<u
     let reply = link.ask(&[b"CLIENT", b"LIST"]).await?;
     let known: BTreeSet<&str> = known.iter().map(String::as_str).collect();
     let is_other = |line: &&str| is_foreign(line) && !known.contains(field(line, "addr"));
-    Ok(reply.as_str().map(|clients| clients.lines().filter(is_other).count() as u64))
+    Ok(list_in(&reply).map(|clients| clients.lines().filter(is_other).count() as u64))
 }
 
 /// Where the clients of a server come from that are logged in as this user, ours excepted: none where ours
@@ -54,7 +56,13 @@ pub async fn other_clients(link: &mut Link, known: &[String]) -> Result<Option<u
 /// As [`Link::call`].
 pub(super) async fn clients_of(link: &mut Link, user: &str) -> Result<Vec<String>> {
     let reply = link.call(&[b"CLIENT", b"LIST"]).await?;
-    Ok(of_user(reply.as_str().unwrap_or_default(), user))
+    let Some(clients) = list_in(&reply) else { return Err(link.unexpected("CLIENT LIST", &reply)) };
+    Ok(of_user(&clients, user))
+}
+
+/// The clients that a reply lists, whose names may be any bytes; `None` where it is no list.
+fn list_in(reply: &Value) -> Option<Cow<'_, str>> {
+    reply.as_bytes().map(|text| String::from_utf8_lossy(text))
 }
 
 fn of_user(clients: &str, user: &str) -> Vec<String> {

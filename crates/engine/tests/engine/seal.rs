@@ -17,7 +17,9 @@ whimbrel_lab::for_each_engine! {
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
         a_user_that_the_plan_does_not_know_is_not_overlooked
+        a_node_that_is_not_named_just_now_is_not_overlooked
         jobs_of_whimbrels_are_told_from_others
+        names_that_are_no_text_hide_nobody
 }
 
 /// For what must come about.
@@ -85,6 +87,52 @@ async fn a_user_that_the_plan_does_not_know_is_not_overlooked(engine: Engine) {
     assert!(error.contains("ACL user late"), "{engine}: {error}");
     fence.lift(&fenced.deployment).await.expect("it is taken down");
     assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all"), "{engine}");
+}
+
+/// A replica that is cut off is in no topology, and may be a primary when it is back.
+async fn a_node_that_is_not_named_just_now_is_not_overlooked(engine: Engine) {
+    let (fenced, other) = (Fenced::start(engine).await, Fenced::start(engine).await);
+    let fence = fenced.plan().await;
+    // Nobody may write there but our own user.
+    for command in ["ACL DELUSER app", "ACL DELUSER gone", "ACL SETUSER default -@all"] {
+        other.call(command);
+    }
+    let error = fence.raise(&other.deployment).await.expect_err("nobody is kept out there").to_string();
+    assert!(error.contains(&fenced.server.addr()) && error.contains("not now"), "{engine}: {error}");
+    fence.raise(&fenced.deployment).await.expect("the fence");
+    fence.lift(&other.deployment).await.expect("it is taken down where it is");
+    assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all"), "{engine}");
+    fence.raise(&fenced.deployment).await.expect("the fence");
+    fenced.server.suspend().expect("suspended");
+    let quickly = LinkOptions { connect_timeout_ms: 500, ..LinkOptions::default() };
+    let url = format!("redis://mover:secret@{}", other.server.addr());
+    let endpoint = Endpoint::parse(Side::Source, &url).expect("an address");
+    let elsewhere = Deployment::probe(endpoint, quickly).await.expect("the server answers");
+    fence.lift(&elsewhere).await.expect_err("the fence is still up there");
+    fenced.server.resume().expect("resumed");
+    fence.lift(&elsewhere).await.expect("now it is taken down");
+    assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all"), "{engine}");
+}
+
+/// Names of users may be any bytes: nobody is overlooked for it.
+async fn names_that_are_no_text_hide_nobody(engine: Engine) {
+    let fenced = Fenced::start(engine).await;
+    let fence = fenced.plan().await;
+    let mut odd = fenced.server.connection();
+    let mut user = redis::cmd("ACL");
+    user.arg("SETUSER").arg(b"caf\xe9").arg("on").arg(">word").arg("~*").arg("+@all");
+    user.exec(&mut odd).expect("a user");
+    redis::cmd("AUTH").arg(b"caf\xe9").arg("word").exec(&mut odd).expect("logged in");
+    redis::cmd("SET").arg("k").arg("v").exec(&mut odd).expect("written");
+    let address = &fenced.deployment.endpoint.address;
+    let mut link = fenced.deployment.open(address, 0).await.expect("a connection");
+    let writing = writing_clients(&mut link).await.expect("a list").expect("it may be asked");
+    assert!(writing.iter().any(|client| client.command == "set"), "{engine}: {writing:?}");
+    let mut transaction = fenced.server.connection();
+    redis::cmd("MULTI").exec(&mut transaction).expect("begun");
+    assert_eq!(fence.end_waiting(&fenced.deployment).await.expect("ended"), 1, "{engine}");
+    let error = WriterFence::plan(&fenced.deployment, FenceKind::Acl).await.expect_err("it may write");
+    assert!(error.to_string().contains("no text"), "{engine}: {error}");
 }
 
 /// A connection that shows this name.

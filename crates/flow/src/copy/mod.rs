@@ -34,7 +34,8 @@ pub use crate::large::Existing;
 pub use crate::pipeline::{CopyOptions, DbPair, LaneCounts};
 
 pub(crate) use self::passes::{
-    doubtful, layout, note_evicted, passes, poll_target, record, remember, run_pass, target_runs,
+    check_target, doubtful, layout, note_evicted, passes, poll_target, record, remember, run_pass,
+    target_runs,
 };
 pub(crate) use self::preflight::{GIVE_INFO, SYNC_ASKS_MORE, check_way_back};
 use crate::journal::{Journal, JournalState};

@@ -139,6 +139,14 @@ async fn try_target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>
     Ok(shared.suspects.runs(&now))
 }
 
+/// As [`poll_target`], where nothing may be left unknown.
+///
+/// # Errors
+/// When a primary of the target, or what tells of them, does not answer.
+pub(crate) async fn check_target(shared: &Arc<Shared>) -> Result<()> {
+    try_target_runs(shared).await.map(drop)
+}
+
 /// Looks whether the primaries of the target are the processes they were; those that are not are in doubt.
 pub(crate) async fn poll_target(shared: &Arc<Shared>) {
     if let Err(error) = try_target_runs(shared).await {

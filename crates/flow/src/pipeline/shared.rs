@@ -107,16 +107,26 @@ impl Shared {
 
     /// Asks the source for its topology; what moved is in doubt.
     pub(crate) async fn refresh_source(&self) {
-        if let Some(moved) = refresh(&self.source).await {
-            self.suspects.note_source_slots(&moved);
+        if let Err(error) = self.check_source().await {
+            tracing::debug!(%error, "topology refresh failed");
         }
+    }
+
+    /// As [`Shared::refresh_source`], where nothing may be left unknown.
+    ///
+    /// # Errors
+    /// When nobody tells the topology.
+    pub(crate) async fn check_source(&self) -> Result<()> {
+        self.suspects.note_source_slots(&refresh(&self.source).await?);
+        Ok(())
     }
 
     /// Asks the target for its topology; what moved is in doubt, since a failover may have lost acknowledged
     /// writes.
     pub(crate) async fn refresh_target(&self) {
-        if let Some(moved) = refresh(&self.target).await {
-            self.suspects.note_target_slots(&moved);
+        match refresh(&self.target).await {
+            Ok(moved) => self.suspects.note_target_slots(&moved),
+            Err(error) => tracing::debug!(%error, "topology refresh failed"),
         }
     }
 
@@ -153,15 +163,9 @@ impl Shared {
     }
 }
 
-async fn refresh(deployment: &Deployment) -> Option<SlotSet> {
+async fn refresh(deployment: &Deployment) -> Result<SlotSet> {
     let before = deployment.topology();
-    match deployment.refresh().await {
-        Ok(now) => Some(before.moved_slots(&now)),
-        Err(error) => {
-            tracing::debug!(%error, "topology refresh failed");
-            None
-        }
-    }
+    deployment.refresh().await.map(|now| before.moved_slots(&now))
 }
 
 /// The average size of a value by the source's own count, for sizing the first groups, in bytes.

@@ -111,9 +111,12 @@ impl Syncer {
                     link.push(&[b"RANDOMKEY"]);
                 }
                 link.flush().await?;
-                let chosen = link.replies(each).await?.into_iter().filter_map(Value::into_bytes);
-                let chosen: Vec<Bytes> =
-                    chosen.filter(|key| self.shared.options.selection.admits(key)).collect();
+                let mut chosen = Vec::new();
+                for reply in link.replies(each).await? {
+                    // An empty database has none.
+                    let key = link.check(reply, b"RANDOMKEY")?.into_bytes();
+                    chosen.extend(key.filter(|key| self.shared.options.selection.admits(key)));
+                }
                 let large_bytes = self.shared.options.big_key_bytes;
                 let sizes = usage_of(&mut link, &chosen, large_bytes, false).await?;
                 // Where the size may not be asked for, none is known to be large.

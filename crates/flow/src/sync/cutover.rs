@@ -350,9 +350,9 @@ impl Syncer {
         let compared = self.compare(options.compare, sample, Settle::none()).await?;
         compared.refusal().map_or(Ok(()), Err)?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots
-        // of the source that moved may be written to where nobody is held.
-        copy::poll_target(&self.shared).await;
-        self.shared.refresh_source().await;
+        // of the source that moved may be written to where nobody is held. Who does not answer may be either.
+        copy::check_target(&self.shared).await?;
+        self.shared.check_source().await?;
         if !self.is_calm() {
             return Err(refused("slots moved, or a server of the target was replaced"));
         }
@@ -367,7 +367,9 @@ pub(super) async fn positions_of(feeds: &[Feed], target: &Deployment) -> Result<
     for feed in feeds {
         let mut link = target.open(feed.address(), 0).await?;
         let info = Info::ask(&mut link, "replication").await?;
-        let offset = info.number("master_repl_offset").unwrap_or(0);
+        let Some(offset) = info.number("master_repl_offset") else {
+            return Err(refused("the target does not tell how far it is"));
+        };
         let Some(history) = feed.history() else {
             return Err(refused("the target's history is not known"));
         };

@@ -16,10 +16,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use whimbrel_engine::error::{Error, ErrorKind, Result, Side, StillWritten};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side, StillWritten};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::{WriterFence, WritingClient, is_whimbrels, writing_clients};
+use whimbrel_wire::value::Value;
 
 use super::compare::Sample;
 use super::conditions::{is_wanted, refused};
@@ -270,6 +271,13 @@ impl Counted {
         let asked = sections.map(|section| link.push(&[b"INFO", section])).count();
         link.flush().await?;
         let infos = link.replies(asked).await?;
+        // A server that is busy, with a script say, tells nothing of what that has written.
+        let busy = |info: &Value| {
+            ServerError::of(info).filter(|said| matches!(said.code, Code::Busy | Code::Loading))
+        };
+        if let Some(said) = infos.iter().find_map(busy) {
+            return Err(link.server_error(said, b"INFO"));
+        }
         // What may not be asked for counts as nothing: then every touch is a write.
         let info = |at: usize| infos.get(at).and_then(|info| info.as_bytes().map(|text| Info::parse(text)));
         let [stats, replication, keyspace, calls] = [0, 1, 2, 3].map(|at| info(at).unwrap_or_default());
@@ -344,9 +352,10 @@ impl Syncer {
                 return is_wanted(withdrawn);
             };
             let compared = compared?;
-            // A primary of the target that was replaced may lack what its predecessor had acknowledged.
-            copy::poll_target(&self.shared).await;
-            self.shared.refresh_source().await;
+            // A primary of the target that was replaced may lack what its predecessor had acknowledged. One
+            // that does not answer may be replaced.
+            copy::check_target(&self.shared).await?;
+            self.shared.check_source().await?;
             if !self.is_in_order() || self.check_for_writes(watch).await? {
                 continue;
             }

@@ -111,7 +111,8 @@ impl Run {
     pub async fn verify(self, stop: CancellationToken) -> Result<VerifyReport> {
         let started = Instant::now();
         let run = Arc::new(self);
-        let topologies = (run.source.topology(), run.target.topology());
+        // Nobody asks for the topology in between, unless a request is redirected.
+        let topologies = (run.source.refresh().await?, run.target.refresh().await?);
         let watched = |deployment: &Arc<Deployment>| {
             let (deployment, written) = (deployment.clone(), Written::None);
             Watched { deployment, written }
@@ -127,7 +128,14 @@ impl Run {
         for (name, before, deployment) in
             [("source", topologies.0, &run.source), ("target", topologies.1, &run.target)]
         {
-            let moved = before.moved_slots(&deployment.topology()).len();
+            let after = deployment.refresh().await;
+            let after = after.unwrap_or_else(|error| {
+                let what =
+                    format!("whether slots of the {name} have moved meanwhile cannot be told: {error}");
+                run.ledger().notes.push(what);
+                deployment.topology()
+            });
+            let moved = before.moved_slots(&after).len();
             if moved > 0 {
                 run.ledger().notes.push(format!(
                     "{moved} slots of the {name} changed their owner meanwhile: keys in them may have been \

@@ -524,12 +524,17 @@ async fn may_take_strings(from: &mut Link, to: &mut Link) -> Result<bool> {
 async fn keyspace(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     let (mut keys, mut other) = (0, None);
     for mut node in upstream.each().await? {
+        // A service may leave out what INFO tells of databases, and a server that loads its data has not met
+        // all of it yet: this one it refuses then.
+        let counted = node.call(&[b"DBSIZE"]).await?.as_int().map_or(0, i64::unsigned_abs);
+        let mut told = 0;
         for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
             match db {
-                0 => keys += counts.keys,
+                0 => told = counts.keys,
                 _ => other = other.or(Some(db)),
             }
         }
+        keys += told.max(counted);
     }
     Ok((keys, other))
 }
