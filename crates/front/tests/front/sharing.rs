@@ -432,7 +432,8 @@ fn cut_off_when_keys_begin_to_move(source: &impl AsUpstream, target: &impl AsUps
         let key = format!("n{number}");
         let found: u64 = client.asks(&["GET", &key]).trim().parse().expect("a number");
         assert!((sure..=sure + unsure).contains(&found), "{number}: {sure}, {unsure} unsure, {found}");
-        client.asks(&["DEL", &key]);
+        client.send(&command(&["DEL", &key]));
+        client.line();
         cuts += unsure;
     }
     cuts
