@@ -231,7 +231,8 @@ impl WriterFence {
         let mut link = deployment.open(address, 0).await?;
         let at = address.to_string();
         let names = names_of_users(&mut link).await?;
-        for user in self.users.iter().filter(|user| user.at == at && names.contains(&user.name)) {
+        let is_there = |user: &&FencedUser| names.iter().flatten().any(|name| *name == user.name);
+        for user in self.users.iter().filter(|user| user.at == at).filter(is_there) {
             let mut command: Vec<&[u8]> = vec![b"ACL", b"SETUSER", user.name.as_bytes()];
             command.extend(rules(user).into_iter().map(str::as_bytes));
             link.call(&command).await?;
@@ -296,7 +297,13 @@ async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
 async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -> Result<Vec<FencedUser>> {
     let own = own_user(link).await?;
     let mut users = Vec::new();
-    for name in names_of_users(link).await?.into_iter().filter(|name| *name != own && !known.contains(name)) {
+    let names: Option<BTreeSet<String>> = names_of_users(link).await?.into_iter().collect();
+    let Some(names) = names else {
+        let what = "an ACL user has a name that is no text, and could not be given its rights back";
+        return Err(Error::unfit(link.endpoint().side, address.to_string(), "fence the writers off", what)
+            .with_remedy(Remedy::ChooseFenceOr("rename that user")));
+    };
+    for name in names.into_iter().filter(|name| *name != own && !known.contains(name)) {
         let user = link.call(&[b"ACL", b"GETUSER", name.as_bytes()]).await?;
         let commands = user.field("commands").and_then(Value::as_str).unwrap_or_default().to_owned();
         if user.field("selectors").and_then(Value::as_items).is_some_and(|selectors| !selectors.is_empty()) {
@@ -317,13 +324,9 @@ async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -
     Ok(users)
 }
 
-async fn names_of_users(link: &mut Link) -> Result<BTreeSet<String>> {
+/// `None` for a name that is no text.
+async fn names_of_users(link: &mut Link) -> Result<Vec<Option<String>>> {
     let names = link.call(&[b"ACL", b"USERS"]).await?;
     let Some(items) = names.as_items() else { return Err(link.unexpected("ACL USERS", &names)) };
-    let texts = items.iter().map(|name| name.as_str().map(str::to_owned));
-    texts.collect::<Option<_>>().ok_or_else(|| {
-        let what = "an ACL user has a name that is no text, and could not be given its rights back";
-        Error::unfit(link.endpoint().side, link.address().to_string(), "fence the writers off", what)
-            .with_remedy(Remedy::ChooseFenceOr("rename that user"))
-    })
+    Ok(items.iter().map(|name| name.as_str().map(str::to_owned)).collect())
 }

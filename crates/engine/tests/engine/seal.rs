@@ -133,6 +133,8 @@ async fn names_that_are_no_text_hide_nobody(engine: Engine) {
     assert_eq!(fence.end_waiting(&fenced.deployment).await.expect("ended"), 1, "{engine}");
     let error = WriterFence::plan(&fenced.deployment, FenceKind::Acl).await.expect_err("it may write");
     assert!(error.to_string().contains("no text"), "{engine}: {error}");
+    // A fence that is up is taken down all the same.
+    fence.lift(&fenced.deployment).await.expect("it is taken down");
 }
 
 /// A connection that shows this name.
