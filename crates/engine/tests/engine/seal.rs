@@ -94,7 +94,7 @@ async fn a_node_that_is_not_named_just_now_is_not_overlooked(engine: Engine) {
     let (fenced, other) = (Fenced::start(engine).await, Fenced::start(engine).await);
     let fence = fenced.plan().await;
     // Nobody may write there but our own user.
-    for command in ["ACL DELUSER app", "ACL DELUSER gone", "ACL SETUSER default -@all"] {
+    for command in ["ACL DELUSER app gone reader", "ACL SETUSER default -@all"] {
         other.call(command);
     }
     let error = fence.raise(&other.deployment).await.expect_err("nobody is kept out there").to_string();
