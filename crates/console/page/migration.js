@@ -273,7 +273,7 @@ function skeleton(name, job, mine, update, look) {
 
 function doCutover(at, job, mine, look, update) {
   const done = (answer) => {
-    mine.done = { answer, at: Date.now() };
+    mine.done = { answer, of: job.created_s };
     update();
   };
   const doubtsOf = (job) => [
@@ -334,7 +334,10 @@ async function doBack(at, job, mine, dryRun, update) {
         at.choices.line(back.name, { back: true }),
         {
           back: true,
-          done: (answer) => ((mine.back = { answer, fence: values.fence }), update()),
+          done: (answer) => {
+            mine.back = { answer, fence: values.fence, of: back.created_s };
+            update();
+          },
         },
       );
       return;
@@ -406,7 +409,8 @@ function paintCutover(at, job, mine, remembered) {
         ],
   );
   at.rehearseButton.set(why);
-  const done = mine.done?.answer;
+  // Of this run: an earlier one may have had the same name.
+  const done = mine.done?.of === job.created_s ? mine.done.answer : undefined;
   show(at.withdraw, Boolean(job.scheduled) && !job.ended && may("administer"));
   const verified = isVerified(job);
   const missing = [
@@ -443,6 +447,7 @@ function paintBack(at, job, mine) {
   const isBack = Boolean(leadsBack(job));
   const back = isBack ? job : wayBack(job);
   const runs = back?.running && !back.ended;
+  const said = mine.back?.of === back?.created_s ? mine.back : undefined;
   const came = back && isCutOver(back) && (isCutOver(job) || isBack);
   const reasons =
     isCutOver(job) || isBack
@@ -459,8 +464,8 @@ function paintBack(at, job, mine) {
         (isCutOver(job) || isBack) &&
         `${back.name} follows ${back.source} back into ${back.target}: ${stateOf(back)}`,
       came && `${back.target} has taken over again`,
-      came && fenceText(back, mine.back?.fence),
-      ...(mine.back?.answer?.text ?? []),
+      came && fenceText(back, said?.fence),
+      ...(said?.answer?.text ?? []),
     ],
     reasons,
     false,
@@ -469,7 +474,7 @@ function paintBack(at, job, mine) {
   const why = !back || !runs ? nothing : refusal(back);
   at.backButton.set(why);
   at.backRehearse.set(why);
-  const left = came && mine.back?.fence !== "none" && mine.back?.fence !== "front" ? back : null;
+  const left = came && said?.fence !== "none" && said?.fence !== "front" ? back : null;
   refill(at.fenced, left?.name ?? null, () =>
     left
       ? [

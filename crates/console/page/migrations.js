@@ -16,16 +16,26 @@ const COLUMNS = [
   { key: "next", head: "Next" },
 ];
 
-/** Whether this sync follows a target back into its source: the other direction was cut over before. */
-export function leadsBack(job) {
-  return [...state.jobs.values()].find(
-    (other) =>
-      other.kind === "sync" &&
-      other.phase === "cut over" &&
-      other.source === job.target &&
-      other.target === job.source &&
-      other.created_s <= job.created_s,
-  );
+/** Directions that are looked at, of a migration that was tried again and again. */
+const ATTEMPTS_MAX = 16;
+
+/**
+ * The sync that was cut over before, where this one follows its target back into its source. What begins
+ * after a way back was cut over leads forward again.
+ */
+export function leadsBack(job, depth = ATTEMPTS_MAX) {
+  const before = [...state.jobs.values()]
+    .filter(
+      (other) =>
+        other !== job &&
+        other.kind === "sync" &&
+        other.phase === "cut over" &&
+        other.source === job.target &&
+        other.target === job.source &&
+        other.created_s <= job.created_s,
+    )
+    .sort((a, b) => b.created_s - a.created_s)[0];
+  return before && depth > 0 && !leadsBack(before, depth - 1) ? before : undefined;
 }
 
 /** The sync that follows the target of this one back, where one does. */
