@@ -40,8 +40,8 @@ pub(super) fn scene_with_failovers(engine: Engine) -> Scene {
     filled(scene.start())
 }
 
-/// How soon every shard serves clients again once a failover is over. Far more than it takes, far less than a
-/// person waits.
+/// How soon every shard serves clients again once a failover is over: far more than it takes, on a busy
+/// machine too.
 const SERVES_WITHIN: Duration = Duration::from_secs(180);
 
 /// Indexes of the nodes of the third shard.
