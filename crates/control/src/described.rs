@@ -74,6 +74,7 @@ pub fn finding(finding: &Finding) -> Value {
             "leftovers",
             json!({"node": node(n), "replica": replica, "slots": slots.to_string(), "keys": keys}),
         ),
+        Finding::HiddenKeys { node: n, keys } => ("hidden_keys", json!({"node": node(n), "keys": keys})),
         Finding::ReplicaLinkDown { node: n, primary } => {
             ("replica_link_down", json!({"node": node(n), "primary": node(primary)}))
         }

@@ -102,6 +102,9 @@ pub struct State<'a> {
     pub failed: &'a [(NodeId, u64)],
     /// Its keys in each slot, where they were counted.
     pub counts: Option<&'a KeyCounts>,
+    /// Its keys beyond those that were counted, in slots that are not its own: Redis 8.4 and later show such
+    /// keys only where a slot is marked as importing.
+    pub hidden_keys: u64,
     /// Its keys in databases other than 0.
     pub keys_elsewhere: u64,
     /// How far its replication stream has come, in bytes.

@@ -150,6 +150,9 @@ pub struct ServerFacts {
     /// In a cluster: it tells a replica who owns what, if that one's idea of its primary's slots differs from
     /// its own. Valkey 8.0 and later tell primaries only.
     pub corrects_replicas: bool,
+    /// In a cluster: a primary shows keys of a slot only if the slot is its own or marked as importing. Redis
+    /// 8.4 and later.
+    pub hides_keys: bool,
     /// Bytes of its data set, by its own estimate.
     pub dataset_bytes: u64,
     /// Keys it has evicted since it started.
@@ -222,6 +225,8 @@ impl ServerFacts {
                 || info.field("redis_mode") == Some("cluster"),
             replica: matches!(info.field("role"), Some("slave" | "replica")),
             corrects_replicas: valkey.is_none_or(|v| first_two(v) < (8, 0)),
+            hides_keys: valkey.is_none()
+                && info.field("redis_version").map(first_two).is_some_and(|v| v >= (8, 4)),
             dataset_bytes: info.number("used_memory_dataset").unwrap_or(0),
             evicted_keys: info.number("evicted_keys").unwrap_or(0),
             are_told: true,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::repair::decide;
-use whimbrel_core::repair::plan::{Change, Fate, Plan};
+use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate, Plan, Why};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -34,6 +34,8 @@ pub async fn settled_survey(deployment: &Deployment, looks_max: usize) -> Result
         let lost = findings.iter().any(|f| matches!(f, Finding::Unreachable { .. }));
         let may_pass = findings.iter().any(|f| match f {
             Finding::Disagreement { .. } | Finding::Unowned { .. } | Finding::EpochCollision { .. } => true,
+            // A migration of the server's own may just have ended.
+            Finding::HiddenKeys { .. } => true,
             Finding::ClusterDown { .. } | Finding::Failing { .. } | Finding::ReplicaLinkDown { .. } => !lost,
             _ => false,
         });
@@ -71,8 +73,22 @@ pub async fn plan(
         let keys = |slots: &SlotSet| counts.map_or(0, |counts| counts.sum(slots));
         plan.actions.extend(decide::divide(action, &moving, keys));
     }
+    let claims = |action: &&Action| matches!(action.change, Change::Claim { .. });
+    let claimed = plan.actions.iter().filter(claims).fold(SlotSet::new(), |all, a| all.union(&a.slots));
     for action in &mut plan.actions {
         let Change::Empty { holder, owner, copied, fate } = &mut action.change else { continue };
+        if matches!(action.why, Why::HiddenKeys { .. }) {
+            // In a slot that nobody owned they may be the only ones: none of them is a stray.
+            let is_claimed = !action.slots.intersection(&claimed).is_empty();
+            let strays = strays.filter(|_| !is_claimed);
+            *fate = Some(strays.unwrap_or_else(|| decide::fate(*copied, Evidence::default())));
+            continue;
+        }
+        // An owner that shows its keys only once it owns the slot is compared then.
+        let hides = survey.node(owner).and_then(|node| node.state()).is_some_and(|s| s.hidden_keys > 0);
+        if *copied && hides && strays.is_none() && !action.slots.intersection(&claimed).is_empty() {
+            continue;
+        }
         let evidence = surgeon.evidence(holder, owner, &action.slots).await?;
         *fate = Some(strays.unwrap_or_else(|| decide::fate(*copied, evidence)));
         action.evidence = Some(evidence);
@@ -82,7 +98,13 @@ pub async fn plan(
 
 /// Jobs of this machine that were interrupted in this cluster, with slots that the plan is about.
 pub fn interrupted(entries: Vec<Entry>, survey: &Survey, plan: &Plan) -> Vec<String> {
-    let about = plan.actions.iter().fold(SlotSet::new(), |all, action| all.union(&action.slots));
+    // Hidden keys are looked for in all slots: only a job of the node that hides them may have left them.
+    let is_about = |action: &Action, entry: &Entry| match (&action.why, &action.change) {
+        (Why::HiddenKeys { .. }, Change::Empty { holder, .. }) => {
+            [&entry.status.source, &entry.status.target].into_iter().any(|end| *end == holder.as_str())
+        }
+        _ => true,
+    };
     let is_meant = |entry: &Entry| {
         let status = &entry.status;
         let is_here = |id: &String| id.parse().is_ok_and(|id| survey.node(&id).is_some());
@@ -91,7 +113,8 @@ pub fn interrupted(entries: Vec<Entry>, survey: &Survey, plan: &Plan) -> Vec<Str
             && !entry.running
             && is_here(&status.source)
             && is_here(&status.target)
-            && !slots.intersection(&about).is_empty()
+            && (plan.actions.iter().filter(|action| is_about(action, entry)))
+                .any(|action| !slots.intersection(&action.slots).is_empty())
     };
     entries.into_iter().filter(is_meant).map(|entry| entry.status.id).collect()
 }
@@ -102,6 +125,9 @@ fn refusal(survey: &Survey, own: &str) -> Option<String> {
         let state = node.state()?;
         if let Some(what) = state.native.first() {
             return Some(format!("{} is in a native migration: {what}", node.name()));
+        }
+        if state.facts.is_trimming {
+            return Some(format!("{} still removes keys of slots that it has given away", node.name()));
         }
         let job = state.jobs.iter().find(|job| !job.starts_with(own))?;
         Some(format!("a whimbrel job is connected to {}: {job}", node.name()))

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::cluster::Node;
 use whimbrel_core::node::NodeId;
+use whimbrel_core::repair::decide;
 use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate, Why};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::repair::{self, SlotMark};
-use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, SurveyOptions};
+use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, SurveyOptions, key_counts};
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
@@ -130,22 +131,38 @@ impl<'a> Repairer<'a> {
                 self.settle(slots, owner).await.map(|()| Tally::default())
             }
             Change::Finish { source, target, mark_target } => {
-                self.in_pieces(slots, |piece| self.finish(source, target, *mark_target, piece)).await
+                self.in_pieces(slots, async |piece| self.finish(source, target, *mark_target, piece).await)
+                    .await
             }
-            Change::Empty { holder, owner, fate, .. } => {
-                let rescue = *fate != Some(Fate::Discard);
-                self.in_pieces(slots, |piece| self.empty(holder, owner, rescue, piece)).await
+            Change::Empty { holder, owner, copied, fate } => {
+                let fate = match fate {
+                    Some(fate) => *fate,
+                    None => {
+                        let evidence = self.evidence(holder, owner, slots);
+                        decide::fate(*copied, self.opened(holder, owner, slots, evidence).await?)
+                    }
+                };
+                let rescue = fate != Fate::Discard;
+                let are_hidden = matches!(action.why, Why::HiddenKeys { .. });
+                self.in_pieces(slots, async |piece| {
+                    let piece = match are_hidden {
+                        true => self.occupied(holder, owner, rescue, &piece).await?,
+                        false => piece,
+                    };
+                    self.empty(holder, owner, rescue, piece).await
+                })
+                .await
             }
             Change::EmptyReplica { primary, replica } => {
-                self.in_pieces(slots, |piece| self.empty_replica(primary, replica, piece)).await
+                self.in_pieces(slots, async |piece| self.empty_replica(primary, replica, piece).await).await
             }
         }
     }
 
-    async fn in_pieces<F: Future<Output = Result<Tally>>>(
+    async fn in_pieces(
         &self,
         slots: &SlotSet,
-        work: impl Fn(SlotSet) -> F,
+        work: impl AsyncFn(SlotSet) -> Result<Tally>,
     ) -> Result<Tally> {
         let mut tally = Tally::default();
         let slots: Vec<Slot> = slots.iter().collect();
@@ -339,7 +356,33 @@ impl<'a> Repairer<'a> {
         Ok(tally)
     }
 
+    /// Those of some slots in which a node holds keys that it hides unless the slots are marked.
+    async fn occupied(
+        &self,
+        holder: &NodeId,
+        owner: &NodeId,
+        rescue: bool,
+        slots: &SlotSet,
+    ) -> Result<SlotSet> {
+        let mut link = self.link(holder).await?;
+        // A node does not mark what is its own by now.
+        let slots = &slots.difference(&ClusterView::ask(&mut link).await?.me().slots);
+        // As in `empty`: what shows while the slots are marked must not look like copies to another repair.
+        if rescue {
+            notes::write(&mut self.link(owner).await?, slots).await?;
+        }
+        let counting = async { Ok(key_counts(&mut link, slots).await?.occupied()) };
+        let occupied = self.opened(holder, owner, slots, counting).await?;
+        if rescue {
+            notes::remove(&mut self.link(owner).await?, &slots.difference(&occupied)).await?;
+        }
+        Ok(occupied)
+    }
+
     async fn empty(&self, holder: &NodeId, owner: &NodeId, rescue: bool, slots: SlotSet) -> Result<Tally> {
+        if slots.is_empty() {
+            return Ok(Tally::default());
+        }
         // Keys that are to be moved are no copies, and must not look like them to another repair, should this
         // one die. Where it fails the notes stay.
         if rescue {

@@ -33,6 +33,7 @@ impl Told<'_> {
         let text = match &self.action.why {
             Why::OlderClaim => "both say that they own them, and its claim is the older one",
             Why::OnlyHolder => "no node owns them; this node alone has their keys",
+            Why::MayHideThem => "no node owns them; this node hides keys that may be theirs",
             Why::LastOwner => "no node owns them or has keys in them; this was the last to",
             Why::FewestSlots => "no node owns them or has keys in them; this primary has the fewest slots",
             Why::SeenAsOwner => {
@@ -49,12 +50,19 @@ impl Told<'_> {
             Why::NothingMoved => "they were to be moved by SETSLOT, and nothing has been moved yet",
             Why::NobodyImports => "they are marked as migrating to a node that takes in nothing",
             Why::Interrupted => "a move by SETSLOT was interrupted; some keys have arrived",
+            Why::MayHaveArrived => {
+                "a move by SETSLOT was interrupted; the target hides keys, of which some may have arrived"
+            }
             Why::ImportsItsOwn => "it imports what it owns already",
             Why::GivesAwayForeign => "it gives away what it does not own",
             Why::ImportsUngiven => "it imports them from their owner, which does not give them away",
             Why::ImportsFromStranger => "it imports them from a node that does not own them",
             Why::Copies => "copies that an interrupted move or clean-up has left",
             Why::ForeignKeys => "keys in slots of another node",
+            Why::HiddenKeys { keys } => {
+                let keys = format_count_of(*keys, "key");
+                return format!("it hides {keys} in slots that are not its own");
+            }
             Why::ReplicaKeptMarks => "a replica kept marks that its primary does not have",
             Why::ReplicaKeptKeys => "the replica kept what its primary gave away",
             Why::NoVotes => {
@@ -95,7 +103,16 @@ impl fmt::Display for Told<'_> {
             }
             Change::Empty { holder, owner, fate, .. } => {
                 let (holder, owner) = (name(holder), name(owner));
-                if *fate == Some(Fate::Move) {
+                if matches!(self.action.why, Why::HiddenKeys { .. }) {
+                    write!(
+                        f,
+                        "look on {holder} for keys in {slots}, by marking the slots for a moment, and remove \
+                         them; {owner} owns them"
+                    )?;
+                    if *fate == Some(Fate::Move) {
+                        write!(f, "; keys that it lacks are moved to it first")?;
+                    }
+                } else if *fate == Some(Fate::Move) {
                     write!(
                         f,
                         "move {keys} in {slots} from {holder} to {owner}, which owns them: what it lacks is \

@@ -98,6 +98,8 @@ pub enum Why {
     OlderClaim,
     /// Nobody owns them, and this node alone has their keys.
     OnlyHolder,
+    /// Nobody owns them, nobody shows keys in them, and this node hides keys that may be theirs.
+    MayHideThem,
     /// Nobody owns them, nobody has keys in them, and this node was the last to own them.
     LastOwner,
     /// Nobody owns them, nobody has keys in them, and this primary has the fewest slots.
@@ -120,6 +122,8 @@ pub enum Why {
     NobodyImports,
     /// A move by `SETSLOT` was interrupted, and some keys have arrived.
     Interrupted,
+    /// A move by `SETSLOT` was interrupted, and the target hides keys, some of which may have arrived by it.
+    MayHaveArrived,
     /// The node imports what it owns already.
     ImportsItsOwn,
     /// The node gives away what it does not own.
@@ -132,6 +136,11 @@ pub enum Why {
     Copies,
     /// Keys in slots of another node.
     ForeignKeys,
+    /// The node hides keys of slots that are not its own. Which slots those are shows while they are marked.
+    HiddenKeys {
+        /// How many, in all slots that are not its own.
+        keys: u64,
+    },
     /// A replica kept marks that its primary does not have.
     ReplicaKeptMarks,
     /// A replica kept what its primary gave away.

@@ -103,6 +103,14 @@ pub enum Finding {
         /// The keys in them.
         keys: u64,
     },
+    /// A primary holds keys in slots that it neither owns nor takes in, and shows them to nobody: Redis 8.4
+    /// and later.
+    HiddenKeys {
+        /// Which.
+        node: NodeName,
+        /// How many.
+        keys: u64,
+    },
     /// A replica has no link to its primary.
     ReplicaLinkDown {
         /// Which.
@@ -139,7 +147,7 @@ impl Finding {
 
     /// True for what every migration shows while it runs: open slots, and keys that have yet to be removed.
     pub fn is_part_of_a_migration(&self) -> bool {
-        matches!(self, Finding::Open { .. } | Finding::Leftovers { .. })
+        matches!(self, Finding::Open { .. } | Finding::Leftovers { .. } | Finding::HiddenKeys { .. })
     }
 }
 
@@ -244,6 +252,9 @@ impl fmt::Display for Finding {
             Finding::Leftovers { node, replica, slots, keys } => {
                 let role = if *replica { "replica " } else { "" };
                 write!(f, "{role}{node} holds {} in {} of another node", keys_of(*keys), slots_of(slots))
+            }
+            Finding::HiddenKeys { node, keys } => {
+                write!(f, "{node} hides {} in slots that are not its own", keys_of(*keys))
             }
             Finding::ReplicaLinkDown { node, primary } => {
                 write!(f, "replica {node} has no link to its primary {primary}")
@@ -474,6 +485,9 @@ impl Survey {
                 let keys = counts.sum(&slots);
                 let replica = state.role == Role::Replica;
                 found.push(Finding::Leftovers { node: node.name(), replica, slots, keys });
+            }
+            if state.hidden_keys > 0 {
+                found.push(Finding::HiddenKeys { node: node.name(), keys: state.hidden_keys });
             }
         }
     }

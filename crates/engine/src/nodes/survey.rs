@@ -14,7 +14,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
-use super::counts::key_counts;
+use super::counts::{TRIM_RUNNING, held, key_counts};
 use super::view::{ClusterView, Node};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
@@ -99,6 +99,10 @@ pub struct NodeFacts {
     pub dataset_bytes: u64,
     /// It tells a replica who owns what, if that one's idea of its primary's slots differs from its own.
     pub corrects_replicas: bool,
+    /// It shows keys of a slot only if the slot is its own or marked as importing.
+    pub hides_keys: bool,
+    /// It removes keys of slots that it has given away by a migration of its own.
+    pub is_trimming: bool,
     /// Bytes that it has allocated.
     pub used_memory_bytes: u64,
     /// Its limit for them; 0 for none.
@@ -139,6 +143,8 @@ pub struct NodeState {
     pub facts: NodeFacts,
     /// Its keys in each slot, where they were asked for.
     pub counts: Option<KeyCounts>,
+    /// Its keys beyond those, in slots that are not its own: a server that hides them tells only how many.
+    pub hidden_keys: u64,
     /// Native migrations that it takes part in.
     pub native: Vec<NativeSeen>,
     /// Connections of running jobs of ours: their names and from where.
@@ -168,6 +174,7 @@ impl NodeState {
             owners: &self.owners,
             failed: &self.failed,
             counts: self.counts.as_ref(),
+            hidden_keys: self.hidden_keys,
             keys_elsewhere: self.facts.keys_elsewhere,
             repl_offset: self.facts.repl_offset,
             corrects_replicas: self.facts.corrects_replicas,
@@ -536,7 +543,15 @@ async fn interview(
         Counted::Everything => Some(SlotSet::full()),
     };
     if let Some(counted) = counted {
-        state.counts = Some(key_counts(&mut link, &counted).await?);
+        let may_hide = state.facts.hides_keys && state.role == Role::Primary;
+        let held = match may_hide && what.counts == Counted::Everything {
+            true => held(&mut link, &state.slots.union(&state.importing_slots())).await?,
+            false => None,
+        };
+        match held {
+            Some(held) => (state.counts, state.hidden_keys) = (Some(held.shown), held.hidden),
+            None => state.counts = Some(key_counts(&mut link, &counted).await?),
+        }
     }
     if what.activity && state.role == Role::Primary {
         state.native = native_migrations(&mut link).await?;
@@ -565,6 +580,7 @@ fn summary(view: &ClusterView, facts: NodeFacts) -> NodeState {
         failed: view.nodes.iter().filter(|n| n.flags.fail).map(|n| (n.id.clone(), n.config_epoch)).collect(),
         facts,
         counts: None,
+        hidden_keys: 0,
         native: Vec::new(),
         jobs: Vec::new(),
     }
@@ -591,6 +607,8 @@ async fn facts(link: &mut Link) -> Result<NodeFacts> {
         used_memory_bytes: number("used_memory"),
         maxmemory_bytes: number("maxmemory"),
         corrects_replicas: server.corrects_replicas,
+        hides_keys: server.hides_keys,
+        is_trimming: cluster.number(TRIM_RUNNING).is_some_and(|running| running > 0),
         evicted_keys: server.evicted_keys,
         ops_per_second: number("instantaneous_ops_per_sec"),
         repl_offset: number(offset),

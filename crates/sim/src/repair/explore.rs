@@ -108,6 +108,7 @@ impl Sayings {
             owners: &self.owners[Sayings::pair(cells.map(|cell| cell.owner))],
             failed: &[],
             counts: Some(&self.counts[held[0] * (KEYS + 1) + held[1]]),
+            hidden_keys: 0,
             keys_elsewhere: 0,
             repl_offset: 0,
             corrects_replicas: true,

@@ -77,7 +77,8 @@ What it does:
     repair waits until one is elected, for four times cluster-node-timeout and 10 s, at most 5 minutes;
   - where two nodes claim a slot, the one with the higher configuration epoch keeps it;
   - keys in a slot of another node are removed there, with their copies on replicas. What the owner has is
-    right; what it lacks is moved to it first, never over a key of its own (see --strays).
+    right; what it lacks is moved to it first, never over a key of its own (see --strays). Redis 8.4 and
+    later hide such keys and only count them: they are looked for while their slots are marked.
 
 It refuses to touch a cluster in which a migration is running. Ends with 0 where all is well, and with 8 where
 something is still wrong: see whimbrel --help")]
