@@ -15,8 +15,10 @@ use crate::link::Link;
 /// How long what writes may wait at a server that answers otherwise. Pauses of syncs are far shorter.
 pub(crate) const HELD_MS_MAX: u64 = 5_000;
 
-/// Nobody publishes there.
-const CHANNEL: &[u8] = b"whimbrel:probe";
+/// What waits at a server whose clients are paused, whatever its slots: a node of a cluster redirects
+/// commands whose keys are not its own before it looks whether it is paused, and this one has no key. To be
+/// queued in a transaction that is never carried out. Nobody publishes there.
+pub(crate) const HELD_BY_PAUSE: [&[u8]; 3] = [b"PUBLISH", b"whimbrel:probe", b""];
 
 impl Link {
     /// Tries a command that changes nothing, and returns what the server has against it.
@@ -71,18 +73,4 @@ pub(crate) async fn unless_paused<T>(
             LIST shows the clients that wait with flags=b. Wait until it is over, or end a pause with CLIENT \
             UNPAUSE",
     ))
-}
-
-/// Refuses a server whose clients are paused, as far as this user may ask. A node of a cluster redirects
-/// commands whose keys are not its own before it looks whether it is paused, so this asks with one that has
-/// no key and is kept waiting all the same. It is queued in a transaction that is never carried out.
-///
-/// # Errors
-/// `Paused`; as [`Link::ask`].
-pub(crate) async fn check_unpaused(link: &mut Link, held_ms_max: u64) -> Result<()> {
-    if ServerError::of(&link.ask(&[b"MULTI"]).await?).is_some() {
-        return Ok(());
-    }
-    unless_paused(link, held_ms_max, async |link| link.ask(&[b"PUBLISH", CHANNEL, b""]).await).await?;
-    link.ask(&[b"DISCARD"]).await.map(drop)
 }

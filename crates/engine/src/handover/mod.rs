@@ -103,9 +103,6 @@ const SEAL_TRIPS: u32 = 4;
 /// its own, which takes three.
 const SEAL_TRIPS_BARE: u32 = 9;
 
-/// How often a node is asked to find out how long a round trip takes; the shortest counts.
-const TRIPS_MEASURED: u32 = 3;
-
 /// What a source does in one go when slots leave it, in microseconds: for each slot (a command of the fence,
 /// and where it logs each, two lines of its log), and for each key that it deletes by itself.
 const SLOT_US: u64 = 4;
@@ -225,21 +222,8 @@ impl Handover {
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
     pub async fn round_trip(&mut self) -> Result<Duration> {
-        let mut longest = Duration::ZERO;
-        for peer in [&mut self.source, &mut self.target] {
-            let mut shortest = Duration::MAX;
-            for _ in 0..TRIPS_MEASURED {
-                let took = peer
-                    .run(async |link| {
-                        let asked = Instant::now();
-                        link.call(&[b"PING"]).await.map(|_| asked.elapsed())
-                    })
-                    .await?;
-                shortest = shortest.min(took);
-            }
-            longest = longest.max(shortest);
-        }
-        Ok(longest)
+        let (source, target) = tokio::join!(self.source.round_trip(), self.target.round_trip());
+        Ok(source?.max(target?))
     }
 
     /// How long it takes from the fence of `slots` slots with `keys` keys to the release, where nothing

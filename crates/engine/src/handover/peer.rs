@@ -15,7 +15,7 @@ use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::{Link, LinkOptions};
 use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, is_called, key_counts};
-use crate::probe::{Info, first_three, first_two};
+use crate::probe::{Info, ServerFacts, first_three, first_two};
 use crate::remedy::Remedy;
 
 use super::options::{FenceKind, HandoverOptions};
@@ -34,6 +34,9 @@ const SLOTS_PER_LINK: usize = 8;
 /// A connection that was idle for longer is asked whether it is still there before it is used: servers close
 /// idle ones, and a command whose connection breaks has an unknown outcome.
 const IDLE_MAX: Duration = Duration::from_secs(2);
+
+/// How often a node is asked to find out how long a round trip takes; the shortest counts.
+const TRIPS_MEASURED: u32 = 3;
 
 /// How long a closed connection may still be listed.
 const CLOSING_MAX: Duration = Duration::from_secs(1);
@@ -67,7 +70,7 @@ pub(super) struct Traits {
     /// It writes one line to its log for each range of slots that changes hands, and not one for each slot:
     /// Valkey 9.0 and later.
     pub(super) logs_ranges: bool,
-    /// It shows keys of a slot only where the slot is its own or marked as importing: Redis 8.4 and later.
+    /// As [`ServerFacts::hides_keys`].
     pub(super) hides_keys: bool,
     /// `CLUSTER ADDSLOTSRANGE` and `DELSLOTSRANGE`: 7.0 and later.
     pub(super) ranges: bool,
@@ -96,8 +99,7 @@ impl Traits {
                 ((8, 1, 0)..(8, 1, 5)).contains(&version) || ((8, 2, 0)..(9, 0, 0)).contains(&version)
             }),
             logs_ranges: valkey.is_some_and(|v| v >= (9, 0)),
-            hides_keys: valkey.is_none()
-                && info.field("redis_version").map(first_two).is_some_and(|v| v >= (8, 4)),
+            hides_keys: ServerFacts::of(info).hides_keys,
             ranges,
             scripts,
         }
@@ -307,6 +309,17 @@ impl Peer {
         let (link, number) = self.connector.open(&self.address).await?;
         self.own.extend(number);
         Ok(link)
+    }
+
+    /// How long a round trip takes at best.
+    pub(super) async fn round_trip(&mut self) -> Result<Duration> {
+        let mut shortest = Duration::MAX;
+        for _ in 0..TRIPS_MEASURED {
+            let asked = Instant::now();
+            self.run(async |link| link.call(&[b"PING"]).await).await?;
+            shortest = shortest.min(asked.elapsed());
+        }
+        Ok(shortest)
     }
 
     /// The node's view of the cluster.

@@ -1,11 +1,13 @@
 //! What the user of a handover has to be allowed, found out before anything is changed.
 
+use whimbrel_wire::value::Value;
+
 use super::options::FenceKind;
 use super::peer::Peer;
 use super::state::Handover;
 use crate::error::{Code, Error, Result, ServerError};
 use crate::link::Link;
-use crate::paused::{check_unpaused, unless_paused};
+use crate::paused::{HELD_BY_PAUSE, unless_paused};
 use crate::probe::PROBE_KEY;
 
 type Command = &'static [&'static [u8]];
@@ -73,13 +75,18 @@ impl Handover {
     pub async fn check_permissions(&mut self) -> Result<()> {
         let held_ms_max = self.held_ms_max();
         let bumps = self.usual_fence() == FenceKind::Gossip;
-        for (peer, own) in [(&mut self.source, &SOURCE[..]), (&mut self.target, &TARGET[..])] {
+        let needed = |peer: &Peer, own: &[Command]| {
             let ranges = RANGES.iter().filter(|_| peer.traits.ranges);
             let bump = [&BUMP].into_iter().filter(|_| bumps);
-            let needed = BOTH.iter().chain(own).chain(ranges).chain(bump).copied().collect();
-            check(peer, needed, held_ms_max).await?;
-        }
-        Ok(())
+            BOTH.iter().chain(own).chain(ranges).chain(bump).copied().collect()
+        };
+        let of_source = needed(&self.source, &SOURCE);
+        let of_target = needed(&self.target, &TARGET);
+        let (source, target) = tokio::join!(
+            check(&mut self.source, of_source, held_ms_max),
+            check(&mut self.target, of_target, held_ms_max)
+        );
+        source.and(target)
     }
 
     /// For how long a node may keep what writes waiting: as long as a pause may last that a killed job left.
@@ -115,24 +122,30 @@ fn is_of_the_check(error: &Error) -> bool {
 /// Queues commands in a transaction that is never carried out: permissions are checked when they are queued.
 async fn check(peer: &mut Peer, needed: Vec<Command>, held_ms_max: u64) -> Result<()> {
     peer.run(async |link| {
-        for command in OF_TRANSACTIONS {
-            let reply = link.ask(command).await?;
-            refused(link, command, ServerError::of(&reply))?;
-        }
-        check_unpaused(link, held_ms_max).await?;
-        link.call(&[b"MULTI"]).await?;
-        for command in &needed {
-            link.push(command);
-        }
+        // A transaction that this user cannot end must not be begun.
+        OF_TRANSACTIONS.iter().for_each(|command| link.push(command));
         link.flush().await?;
-        let replies = unless_paused(link, held_ms_max, async |link| link.replies(needed.len()).await).await?;
-        link.call(&[b"DISCARD"]).await?;
-        needed
-            .iter()
-            .zip(&replies)
-            .try_for_each(|(command, reply)| refused(link, command, ServerError::of(reply)))
+        let replies = link.replies(OF_TRANSACTIONS.len()).await?;
+        refusal(link, &OF_TRANSACTIONS, &replies)?;
+        // What follows waits for the answer: outside of a transaction it would be carried out.
+        link.call(&[b"MULTI"]).await?;
+        link.push(&HELD_BY_PAUSE);
+        needed.iter().for_each(|command| link.push(command));
+        link.push(&[b"DISCARD"]);
+        link.flush().await?;
+        let count = needed.len() + 2;
+        let mut replies = unless_paused(link, held_ms_max, async |link| link.replies(count).await).await?;
+        let ended = replies.pop().unwrap_or(Value::Null);
+        link.check(ended, b"DISCARD")?;
+        refusal(link, &needed, &replies[1..])
     })
     .await
+}
+
+/// An error for the first of some commands that the user may not run.
+fn refusal(link: &Link, commands: &[Command], replies: &[Value]) -> Result<()> {
+    let mut answers = commands.iter().zip(replies);
+    answers.try_for_each(|(command, reply)| refused(link, command, ServerError::of(reply)))
 }
 
 /// An error where the user may not run it. What else the server has against it is no matter.
