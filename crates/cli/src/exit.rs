@@ -19,7 +19,7 @@ pub enum Exit {
     Refused = 4,
     /// Done, except for keys that could not be copied, or for a hook of a cutover; the report lists them.
     Partial = 5,
-    /// `verify` found differences.
+    /// `verify` found differences, or could not compare keys of slots that kept moving.
     Different = 6,
     /// It began, and something that trying again did not help stopped it. `--resume` goes on.
     Interrupted = 7,
@@ -43,7 +43,7 @@ impl Exit {
             "done, except for keys that could not be copied (listed), that the target evicted (counted), or \
              of a database that was emptied meanwhile; a cutover: except for a hook that failed",
         ),
-        (Exit::Different, "verify found differences"),
+        (Exit::Different, "verify found differences, or could not compare keys of slots that kept moving"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
         (Exit::Problem, "the cluster has a problem: status found it, or repair left it"),
         (

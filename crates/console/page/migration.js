@@ -129,6 +129,7 @@ function verifyStep(job) {
     [
       isOld ? "that was before this sync: verify again" : null,
       isPart ? "it compared only a part of the keys, or not all of them: verify again" : null,
+      verify.phase === "unproven" ? "slots kept moving while it compared: verify again" : null,
     ].filter(Boolean),
   ];
 }

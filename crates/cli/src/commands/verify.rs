@@ -99,10 +99,9 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let look = standing::of_verification(begun_with, progress.clone());
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let work = verify(source, target, options, (&args.show, args.list), Some(journal), progress, stop);
-    let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
-        (true, _) => Came::Short,
-        (false, true) => Came::Through("equal"),
-        (false, false) => Came::Through("different"),
+    let came = |report: &VerifyReport| match report.stopped_early {
+        true => Came::Short,
+        false => Came::Through(report.verdict()),
     };
     let Attendance { outcome, is_cancelled } =
         steering::attended(&folder, job, work, came, |report| report).await?;
@@ -258,6 +257,7 @@ fn show_report((show, listed): (&Show, usize), report: &VerifyReport, depth: ver
     let head = match (report.is_equal(), report.stopped_early) {
         (true, _) => "verified",
         (false, true) => "stopped ",
+        (false, false) if report.is_unproven() => "unproven",
         (false, false) => "DIFFERENT",
     };
     let mut rest = String::new();
@@ -270,6 +270,7 @@ fn show_report((show, listed): (&Show, usize), report: &VerifyReport, depth: ver
         (t.gone, "gone meanwhile"),
         (t.opaque, "of module types compared by their dumps"),
         (report.unsettled, "still open"),
+        (report.unproven_slots, "slots that kept moving"),
     ] {
         if n > 0 {
             rest.push_str(&format!(", {} {name}", format_count(n)));

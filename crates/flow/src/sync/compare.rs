@@ -181,6 +181,8 @@ impl Syncer {
             dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
             retry: options.retry,
             settle,
+            // Whether slots have moved is looked at before the handover, and is a refusal of its own.
+            follow_moves: false,
             ..VerifyOptions::default()
         };
         let progress = Arc::new(VerifyProgress::default());

@@ -110,6 +110,8 @@ pub struct VerifyOptions {
     /// Look for keys of the target that the source does not have. With a sample, those of the sample are
     /// looked for.
     pub check_extra: bool,
+    /// Compare keys of slots once more that move meanwhile. Not for who looks after moves by itself.
+    pub follow_moves: bool,
     /// How many keys are looked at per second, at most.
     pub rates: Rates,
     /// How often a journal is written, in milliseconds.
@@ -133,6 +135,7 @@ impl Default for VerifyOptions {
             differences_max: 1_000,
             from_replica: false,
             check_extra: true,
+            follow_moves: true,
             rates: Rates::default(),
             journal_period_ms: 10_000,
         }

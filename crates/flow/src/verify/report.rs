@@ -149,6 +149,8 @@ pub struct VerifyReport {
     pub dbs: Vec<DbReport>,
     /// What makes the result weaker than it looks, for people.
     pub notes: Vec<String>,
+    /// Slots that kept moving to other shards: some of their keys may not have been compared.
+    pub unproven_slots: u64,
     /// True where the run was stopped before everything was compared.
     pub stopped_early: bool,
     /// How long it took.
@@ -158,6 +160,24 @@ pub struct VerifyReport {
 impl VerifyReport {
     /// True where everything in scope was compared, and no key differs, is missing, extra or unstable.
     pub fn is_equal(&self) -> bool {
+        self.unproven_slots == 0 && self.has_no_difference()
+    }
+
+    /// True where no key was found to differ, but slots kept moving: keys in them may have been overlooked.
+    pub fn is_unproven(&self) -> bool {
+        self.unproven_slots > 0 && self.has_no_difference()
+    }
+
+    /// What a list of jobs says of it.
+    pub fn verdict(&self) -> &'static str {
+        match (self.is_equal(), self.is_unproven()) {
+            (true, _) => "equal",
+            (false, true) => "unproven",
+            (false, false) => "different",
+        }
+    }
+
+    fn has_no_difference(&self) -> bool {
         let t = &self.tally;
         !self.stopped_early
             && self.unsettled == 0
@@ -181,6 +201,8 @@ const SEEN_MAX: usize = 1 << 20;
 pub(super) struct Ledger {
     pub dbs: Vec<DbReport>,
     pub notes: Vec<String>,
+    #[serde(default)]
+    pub unproven_slots: u64,
     pub bytes_compared: u64,
     kinds: BTreeMap<DifferenceKind, u64>,
     differences: Vec<Difference>,
@@ -205,6 +227,7 @@ impl Ledger {
         Ledger {
             dbs: dbs.collect(),
             notes: Vec::new(),
+            unproven_slots: 0,
             bytes_compared: 0,
             kinds: BTreeMap::new(),
             differences: Vec::new(),
@@ -291,6 +314,7 @@ impl Ledger {
             unstable_keys: self.unstable_keys.clone(),
             dbs: self.dbs.clone(),
             notes: self.notes.clone(),
+            unproven_slots: self.unproven_slots,
             stopped_early,
             duration_ms,
         }

@@ -5,7 +5,7 @@
 //! together: no key counts twice, and none is left out.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -20,6 +20,9 @@ use crate::journal::{DiskFull, Journal, UnitMark};
 
 /// How often it is looked whether all keys that were read are decided.
 const POLL: Duration = Duration::from_millis(10);
+
+/// In the layout of a verification after whose beginning slots have moved. No shard is called so.
+const MOVED: &str = "moved";
 
 /// How far a verification is, as its journal holds it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -42,6 +45,8 @@ pub(super) struct Checkpoints {
     gate: RwLock<()>,
     /// Batches of keys that are not decided.
     open: AtomicU64,
+    /// Nobody can go on from here: nothing more is written down.
+    is_given_up: AtomicBool,
 }
 
 impl Checkpoints {
@@ -65,9 +70,9 @@ impl Checkpoints {
         if before.is_empty() {
             journal.begin_with(VerifyState { layout: layout.clone(), ..VerifyState::default() })?;
         }
-        let (gate, open) = (RwLock::new(()), AtomicU64::new(0));
-        let checkpoints =
-            Checkpoints { journal: Mutex::new(journal), units: Mutex::new(units), layout, gate, open };
+        let (journal, units) = (Mutex::new(journal), Mutex::new(units));
+        let (gate, open, is_given_up) = (RwLock::new(()), AtomicU64::new(0), AtomicBool::new(false));
+        let checkpoints = Checkpoints { journal, units, layout, gate, open, is_given_up };
         Ok((checkpoints, ledger))
     }
 
@@ -96,11 +101,26 @@ impl Checkpoints {
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Slots have moved since it began. Nobody can go on from here, also if the slots are back by then.
+    ///
+    /// # Errors
+    /// As [`Journal::checkpoint`].
+    pub fn give_up(&self, disk: &DiskFull) -> Result<()> {
+        if self.is_given_up.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let layout = BTreeMap::from([(MOVED.to_owned(), String::new())]);
+        self.journal.lock().checkpoint(&VerifyState { layout, ..VerifyState::default() }, disk)
+    }
+
     /// Writes down how far it is, once nothing is open; `rechecking` are the keys that are looked at again.
     ///
     /// # Errors
     /// As [`Journal::checkpoint`].
     pub async fn save(&self, rechecking: &AtomicU64, ledger: &Mutex<Ledger>, disk: &DiskFull) -> Result<()> {
+        if self.is_given_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let _nobody_passes = self.gate.write().await;
         while self.open.load(Ordering::Acquire) > 0 || rechecking.load(Ordering::Acquire) > 0 {
             tokio::time::sleep(POLL).await;

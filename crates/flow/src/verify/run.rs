@@ -1,7 +1,7 @@
 //! Feeds batches of keys to workers, and looks at suspects again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +10,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use whimbrel_engine::deployment::Deployment;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_core::units::format_count_of;
+use whimbrel_engine::deployment::{Deployment, Topology};
 use whimbrel_engine::error::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -24,6 +26,7 @@ use super::resume::{Checkpoints, VerifyState};
 use super::suspects::{Suspect, Suspects};
 use crate::journal::{Journal, UnitMark};
 use crate::latency::{self, Watched, Written};
+use crate::retry::Backoff;
 use crate::scan::{KeyScan, Unit};
 
 /// A batch of keys of one database.
@@ -35,6 +38,24 @@ enum Job {
     FindExtra(Vec<Bytes>),
 }
 
+/// How often keys of slots that have moved meanwhile are compared once more.
+const MOVES_FOLLOWED_MAX: u32 = 3;
+
+/// What becomes of keys in slots that have moved where nobody compares them once more.
+const OVERLOOKED: &str = "keys in them may have been overlooked";
+
+/// How many nodes are asked whether slots have moved.
+const VIEWS_MAX: usize = 8;
+
+/// How long a verification that is stopped asks whether slots have moved.
+const STOPPED_LOOK_MAX: Duration = Duration::from_secs(5);
+
+/// Of the source, and of the target.
+type Topologies = (Arc<Topology>, Arc<Topology>);
+
+/// Slots of each side, with its name.
+type Moves = [(&'static str, SlotSet); 2];
+
 /// Which keys belong to the sample.
 #[derive(Debug)]
 struct Sample {
@@ -44,13 +65,16 @@ struct Sample {
     room: AtomicU64,
     /// How many more keys of the target.
     room_extra: AtomicU64,
+    /// Keys of other slots are left out: they were compared before.
+    only: Option<SlotSet>,
 }
 
 impl Sample {
     fn percent(percent: f64, keys_max: u64) -> Sample {
         // Saturates at 100 %.
         let threshold = (percent / 100.0 * 2f64.powi(64)) as u64;
-        Sample { threshold, room: AtomicU64::new(keys_max), room_extra: AtomicU64::new(keys_max) }
+        let (room, room_extra) = (AtomicU64::new(keys_max), AtomicU64::new(keys_max));
+        Sample { threshold, room, room_extra, only: None }
     }
 
     fn everything() -> Sample {
@@ -58,11 +82,12 @@ impl Sample {
     }
 
     fn is_everything(&self) -> bool {
-        self.threshold == u64::MAX
+        self.threshold == u64::MAX && self.only.is_none()
     }
 
     fn admits(&self, key: &[u8]) -> bool {
-        self.is_everything() || xxh3_64(key) <= self.threshold
+        (self.threshold == u64::MAX || xxh3_64(key) <= self.threshold)
+            && self.only.as_ref().is_none_or(|slots| slots.contains(Slot::of_key(key)))
     }
 
     /// Takes up to `wanted` keys out of what room is left.
@@ -85,6 +110,8 @@ pub(super) struct Run {
     progress: Arc<VerifyProgress>,
     ledger: Mutex<Ledger>,
     checkpoints: Option<Checkpoints>,
+    /// Whether keys are compared that were before: only differences count then.
+    again: AtomicBool,
 }
 
 impl Run {
@@ -104,7 +131,8 @@ impl Run {
         progress.extra_checked.store(extra_checked, Ordering::Relaxed);
         progress.differing.store(differing, Ordering::Relaxed);
         let ledger = Mutex::new(ledger);
-        Ok(Run { source, target, options, progress, ledger, checkpoints })
+        let again = AtomicBool::new(false);
+        Ok(Run { source, target, options, progress, ledger, checkpoints, again })
     }
 
     /// Runs to the end, or until `stop`.
@@ -123,24 +151,16 @@ impl Run {
         let stopped_early = tokio::select! {
             biased;
             () = stop.cancelled() => true,
-            outcome = run.all() => outcome.map(|()| false)?,
+            outcome = run.all_and_what_moves(topologies.clone()) => outcome.map(|()| false)?,
         };
-        for (name, before, deployment) in
-            [("source", topologies.0, &run.source), ("target", topologies.1, &run.target)]
-        {
-            let after = deployment.refresh().await;
-            let after = after.unwrap_or_else(|error| {
-                let what =
-                    format!("whether slots of the {name} have moved meanwhile cannot be told: {error}");
-                run.ledger().notes.push(what);
-                deployment.topology()
-            });
-            let moved = before.moved_slots(&after).len();
-            if moved > 0 {
-                run.ledger().notes.push(format!(
-                    "{moved} slots of the {name} changed their owner meanwhile: keys in them may have been \
-                        overlooked"
-                ));
+        if stopped_early {
+            // Who stops it does not wait for servers that do not answer.
+            let looking = tokio::time::timeout(STOPPED_LOOK_MAX, run.moves_since(&topologies));
+            if let Ok(Ok((_, moves))) = looking.await
+                && moves.iter().any(|(_, slots)| !slots.is_empty())
+            {
+                run.note_moves(&moves, OVERLOOKED);
+                run.give_up_journal()?;
             }
         }
         if !stopped_early {
@@ -162,6 +182,126 @@ impl Run {
             checkpoints.finish()?;
         }
         Ok(report)
+    }
+
+    /// Compares everything, and then keys of slots that have moved to another shard meanwhile, or are on the
+    /// move: from one that was not read yet to one that was, for example.
+    async fn all_and_what_moves(self: &Arc<Self>, mut before: Topologies) -> Result<()> {
+        self.all().await?;
+        if !self.options.follow_moves {
+            return Ok(());
+        }
+        let is_looked_for = self.options.depth != Depth::Counts
+            // A sample by number has no place left for more keys.
+            && !matches!(self.options.scope, Scope::SampleKeys(_));
+        let mut seen_open = SlotSet::new();
+        for round in 0.. {
+            let (now, mut moves) = self.moves_since(&before).await?;
+            if is_looked_for {
+                let open = [self.open_slots(&self.source).await?, self.open_slots(&self.target).await?];
+                for ((_, slots), open) in moves.iter_mut().zip(open) {
+                    // A slot that just stays open was compared with its keys on both nodes.
+                    *slots = slots.union(&self.selected(open.difference(&seen_open)));
+                    seen_open = seen_open.union(&open);
+                }
+            }
+            let slots = moves[0].1.union(&moves[1].1);
+            if slots.is_empty() {
+                return Ok(());
+            }
+            if !is_looked_for || round == MOVES_FOLLOWED_MAX {
+                self.note_moves(&moves, OVERLOOKED);
+                self.ledger().unproven_slots = if is_looked_for { slots.len() as u64 } else { 0 };
+                return Ok(());
+            }
+            self.give_up_journal()?;
+            let percent = match self.options.scope {
+                Scope::SamplePercent(percent) => percent,
+                _ => 100.0,
+            };
+            let sample = Arc::new(Sample { only: Some(slots), ..Sample::percent(percent, u64::MAX) });
+            self.again.store(true, Ordering::Relaxed);
+            for index in 0..self.options.dbs.len() {
+                self.compare_db(index, &sample).await?;
+            }
+            self.note_moves(&moves, "their keys were compared once more");
+            before = now;
+        }
+        Ok(())
+    }
+
+    /// The topologies as they are now, and which selected slots of each side have moved to another shard
+    /// since.
+    async fn moves_since(&self, before: &Topologies) -> Result<(Topologies, Moves)> {
+        let (source, of_source) = self.side_since(&self.source, &before.0).await?;
+        let (target, of_target) = self.side_since(&self.target, &before.1).await?;
+        Ok(((source, target), [("source", of_source), ("target", of_target)]))
+    }
+
+    /// Asks one node after another: a node may not have heard yet of a slot that has just moved.
+    async fn side_since(
+        &self,
+        deployment: &Deployment,
+        before: &Topology,
+    ) -> Result<(Arc<Topology>, SlotSet)> {
+        let mut moved = SlotSet::new();
+        for _ in 0..before.shards.len().clamp(1, VIEWS_MAX) {
+            let now = self.refreshed(deployment).await?;
+            let is_moved = |slot: &Slot| match (before.shard_of(*slot), now.shard_of(*slot)) {
+                // After a failover another node has the same slots.
+                (Some(old), Some(new)) => {
+                    !old.replicas.contains(&new.primary) && !new.replicas.contains(&old.primary)
+                }
+                _ => true,
+            };
+            if now.cluster {
+                moved = moved.union(&before.moved_slots(&now).iter().filter(is_moved).collect());
+            }
+        }
+        Ok((deployment.topology(), self.selected(moved)))
+    }
+
+    /// Which slots are on the move.
+    async fn open_slots(&self, deployment: &Deployment) -> Result<SlotSet> {
+        let mut backoff = Backoff::new(self.options.retry);
+        loop {
+            match deployment.open_slots().await {
+                Ok(open) => return Ok(open),
+                Err(e) => backoff.pause(e).await?,
+            }
+            // Of a primary that is gone nobody hears; another one has its slots by now.
+            self.refreshed(deployment).await?;
+        }
+    }
+
+    async fn refreshed(&self, deployment: &Deployment) -> Result<Arc<Topology>> {
+        let mut backoff = Backoff::new(self.options.retry);
+        loop {
+            match deployment.refresh().await {
+                Ok(topology) => return Ok(topology),
+                Err(e) => backoff.pause(e).await?,
+            }
+        }
+    }
+
+    fn selected(&self, slots: SlotSet) -> SlotSet {
+        match &self.options.selection.slots {
+            Some(selected) => slots.intersection(selected),
+            None => slots,
+        }
+    }
+
+    /// A verification that goes on from here would not know that slots have moved: they may be back by then.
+    fn give_up_journal(&self) -> Result<()> {
+        self.checkpoints.iter().try_for_each(|checkpoints| checkpoints.give_up(&self.progress.disk))
+    }
+
+    fn note_moves(&self, moves: &Moves, outcome: &str) {
+        for (name, slots) in moves.iter().filter(|(_, slots)| !slots.is_empty()) {
+            let slots = format_count_of(slots.len() as u64, "slot");
+            let note = format!("{slots} of the {name} moved meanwhile, or are on the move: {outcome}");
+            self.ledger().notes.push(note);
+        }
     }
 
     async fn all(self: &Arc<Self>) -> Result<()> {
@@ -305,7 +445,9 @@ impl Run {
         let room = if matches!(job(Vec::new()), Job::Compare(_)) { &sample.room } else { &sample.room_extra };
         let all = self.options.selection.is_everything() && sample.is_everything();
         let name = format!("{}/{}/{}", deployment.side(), unit.shard_id, unit.db);
-        let from = match self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.mark(&name)) {
+        // What is interrupted after slots have moved cannot go on: marks are of no use.
+        let checkpoints = self.checkpoints.as_ref().filter(|_| sample.only.is_none());
+        let from = match checkpoints.and_then(|checkpoints| checkpoints.mark(&name)) {
             Some(UnitMark::Done) => return Ok(()),
             Some(UnitMark::At(mark)) => Some(mark.into()),
             None => None,
@@ -313,7 +455,7 @@ impl Run {
         let mut scan = KeyScan::new(deployment, unit, self.options.scan_options(), self.options.retry, from);
         let mut batch: Vec<Bytes> = Vec::with_capacity(batch_keys);
         while let Some(page) = scan.next().await? {
-            let _passing = match &self.checkpoints {
+            let _passing = match checkpoints {
                 Some(checkpoints) => Some(checkpoints.passing().await),
                 None => None,
             };
@@ -331,7 +473,7 @@ impl Run {
                     return Ok(());
                 }
             }
-            if let Some(checkpoints) = &self.checkpoints {
+            if let Some(checkpoints) = checkpoints {
                 // What is marked has been handed on.
                 self.send(&mut batch, room, jobs, job).await;
                 let mark =
@@ -397,17 +539,19 @@ impl Run {
                     } else {
                         pair.compare(&keys).await?
                     };
-                    self.ledger().tally(index).compared += cases.len() as u64;
-                    self.progress.compared.fetch_add(cases.len() as u64, Ordering::Relaxed);
+                    self.count(cases.len(), &self.progress.compared, |count| {
+                        self.ledger().tally(index).compared += count;
+                    });
                     for suspect in self.note(index, cases) {
                         self.suspect(suspect, suspects).await;
                     }
                 }
                 Some(Job::FindExtra(keys)) => {
-                    let count = keys.len() as u64;
+                    let count = keys.len();
                     let absent = pair.absent_from_source(keys).await?;
-                    self.ledger().tally(index).extra_checked += count;
-                    self.progress.extra_checked.fetch_add(count, Ordering::Relaxed);
+                    self.count(count, &self.progress.extra_checked, |count| {
+                        self.ledger().tally(index).extra_checked += count;
+                    });
                     if self.options.settle.rounds == 0 {
                         let cases = pair.compare_at_rest(&absent).await?;
                         self.note(index, cases);
@@ -421,6 +565,14 @@ impl Run {
                 }
             }
             self.checkpoints.iter().for_each(Checkpoints::closed);
+        }
+    }
+
+    /// Counts keys that are compared for the first time.
+    fn count(&self, keys: usize, shown: &AtomicU64, in_ledger: impl FnOnce(u64)) {
+        if !self.again.load(Ordering::Relaxed) {
+            in_ledger(keys as u64);
+            shown.fetch_add(keys as u64, Ordering::Relaxed);
         }
     }
 
@@ -452,7 +604,7 @@ impl Run {
                     round: 0,
                     unchanged: 0,
                 }),
-                _ => settled(&mut ledger, index, &case),
+                _ => self.settled(&mut ledger, index, &case),
             }
         }
         ledger.bytes_compared += bytes;
@@ -495,7 +647,7 @@ impl Run {
                         suspects.again(suspect, due);
                         continue;
                     }
-                    _ => settled(&mut ledger, index, &case),
+                    _ => self.settled(&mut ledger, index, &case),
                 }
                 self.progress.rechecking.fetch_sub(1, Ordering::Relaxed);
                 suspects.settled();
@@ -504,23 +656,26 @@ impl Run {
         Ok(())
     }
 
+    /// Counts a key that is not a difference.
+    fn settled(&self, ledger: &mut Ledger, index: usize, case: &Case) {
+        if self.again.load(Ordering::Relaxed) {
+            return;
+        }
+        let tally = ledger.tally(index);
+        match case.verdict {
+            Verdict::Equal => tally.equal += 1,
+            Verdict::Opaque => {
+                tally.equal += 1;
+                tally.opaque += 1;
+            }
+            Verdict::Skipped => tally.skipped += 1,
+            Verdict::Gone => tally.gone += 1,
+            Verdict::Differs | Verdict::Shifted => {}
+        }
+    }
+
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock()
-    }
-}
-
-/// Counts a key that is not a difference.
-fn settled(ledger: &mut Ledger, index: usize, case: &Case) {
-    let tally = ledger.tally(index);
-    match case.verdict {
-        Verdict::Equal => tally.equal += 1,
-        Verdict::Opaque => {
-            tally.equal += 1;
-            tally.opaque += 1;
-        }
-        Verdict::Skipped => tally.skipped += 1,
-        Verdict::Gone => tally.gone += 1,
-        Verdict::Differs | Verdict::Shifted => {}
     }
 }
 
