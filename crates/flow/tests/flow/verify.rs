@@ -11,7 +11,7 @@ use data::*;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::glob::Pattern;
 use whimbrel_core::select::Selection;
-use whimbrel_core::slot::Slot;
+use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::{Code, Side};
 use whimbrel_flow::budget::Rates;
 use whimbrel_flow::journal::{self, Journal};
@@ -19,7 +19,7 @@ use whimbrel_flow::verify::{
     Depth, DifferenceKind, Scope, Settle, VerifyOptions, VerifyProgress, VerifyState, verify,
     verify_with_journal,
 };
-use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 use whimbrel_wire::value::Value;
 
 whimbrel_lab::for_each_engine! {
@@ -330,6 +330,45 @@ async fn slots_that_moved_or_are_on_the_move_are_followed() {
     assert!(report.notes.is_empty(), "nothing has moved meanwhile: {:?}", report.notes);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_slot_that_moves_meanwhile_are_not_overlooked() {
+    let cluster = Cluster::builder(Engine::Valkey81).primaries(3).start().expect("a cluster");
+    let server = plain(Engine::Redis80);
+    let mut c = Fixture::new(&cluster.seed(), Side::Source).await;
+    let mut s = Fixture::new(&server.url(), Side::Target).await;
+    // From the shard that is read last to the one that is read first, once that was read.
+    let topology = c.deployment.topology();
+    let first = &topology.shards[0].slots;
+    let last = topology.shards[2].slots.iter().next().expect("it owns slots");
+    let key = |n: usize| format!("{{{}}}:{n}", tag_for_slot(last));
+    let all: Vec<String> = (0..3_000).map(|i| format!("key:{i}")).chain((0..20).map(key)).collect();
+    let data: Vec<Command> = all.iter().map(|key| words(&format!("SET {key} v"))).collect();
+    c.run(&data).await;
+    s.run(&data).await;
+    s.run(&[words(&format!("DEL {}", key(7)))]).await;
+    let read_first = all.iter().filter(|key| first.contains(Slot::of_key(key.as_bytes()))).count();
+    let (from, to) = (last.number(), first.iter().next().expect("it owns slots").number());
+    let [from, to] = [from, to].map(|slot| cluster.owner_of(slot).expect("an owner"));
+
+    let progress = Arc::new(VerifyProgress::default());
+    let rates = Rates::new(Some(300), None);
+    let options = VerifyOptions { rates, batch_keys: 20, concurrency: 1, check_extra: false, ..quiet() };
+    let run = tokio::spawn(verify(
+        c.deployment.clone(),
+        s.deployment.clone(),
+        options,
+        progress.clone(),
+        CancellationToken::new(),
+    ));
+    while progress.compared.load(Ordering::Relaxed) <= read_first as u64 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::task::block_in_place(|| cluster.move_slot(last.number(), from, to).expect("it moves"));
+    let report = run.await.expect("a task").expect("a report");
+    assert_eq!(kinds(&report).into_keys().collect::<Vec<_>>(), [key(7)]);
+    assert!(report.notes.iter().any(|note| note.contains("compared once more")), "{:?}", report.notes);
+}
+
 #[tokio::test]
 async fn a_cluster_is_read_from_its_replicas() {
     let cluster = Cluster::builder(Engine::Redis70).primaries(2).replicas(1).start().expect("a cluster");
@@ -339,13 +378,13 @@ async fn a_cluster_is_read_from_its_replicas() {
     let data: Vec<Command> = (0..500).map(|i| words(&format!("SET key:{i} {i}"))).collect();
     c.run(&data).await;
     s.run(&data).await;
-    // A node tells of a replica once it has heard of its offset.
-    for _ in 0..200 {
-        if c.deployment.refresh().await.expect("a topology").shards.iter().all(|s| !s.replicas.is_empty()) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    // A node tells of a replica once it has heard of its offset, and any of the nodes may be asked.
+    let is_with_replica = |shard: &redis::Value| shard.as_sequence().is_some_and(|words| words.len() == 4);
+    let tells_of_replicas = |node: &Server| {
+        let slots = node.call(&["CLUSTER", "SLOTS"]);
+        slots.as_sequence().is_some_and(|shards| shards.len() == 2 && shards.iter().all(is_with_replica))
+    };
+    wait_until("all nodes tell of the replicas", || cluster.nodes().iter().all(tells_of_replicas));
     let gets = |i: usize| {
         format!("{:?}", cluster.nodes()[i].call(&["INFO", "commandstats"])).contains("cmdstat_getrange")
     };
