@@ -1,6 +1,7 @@
 //! A cluster client that is as plain as can be: a table of slots, MOVED followed, everything else noted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -33,7 +34,7 @@ pub enum Outcome {
 pub struct Client {
     /// All addresses ever heard of, to learn the slots from.
     addresses: Vec<String>,
-    slots: HashMap<u16, String>,
+    slots: Slots,
     connections: HashMap<String, Connection>,
     /// What it has seen so far.
     pub observed: Observed,
@@ -42,7 +43,7 @@ pub struct Client {
 impl Client {
     /// Learns the slots from the first address (`HOST:PORT`) that answers.
     pub fn new(addresses: Vec<String>, observed: Observed) -> Self {
-        let mut client = Self { addresses, slots: HashMap::new(), connections: HashMap::new(), observed };
+        let mut client = Self { addresses, slots: Slots::default(), connections: HashMap::new(), observed };
         client.refresh();
         client
     }
@@ -51,7 +52,7 @@ impl Client {
     pub fn go_to(&mut self, address: &str) {
         if self.addresses.first().is_none_or(|first| first != address) {
             self.addresses = vec![address.to_owned()];
-            self.slots.clear();
+            self.slots = Slots::default();
             self.refresh();
         }
     }
@@ -66,7 +67,7 @@ impl Client {
 
     fn send_on(&mut self, key: &str, command: &Cmd) -> Outcome {
         let slot = slot_of(key.as_bytes());
-        let Some(mut address) = self.slots.get(&slot).or_else(|| self.addresses.first()).cloned() else {
+        let Some(mut address) = self.slots.owner(slot).or_else(|| self.addresses.first()).cloned() else {
             return Outcome::Refused;
         };
         let mut asking = false;
@@ -91,7 +92,7 @@ impl Client {
             match (code.as_str(), next) {
                 ("MOVED", Some(next)) => {
                     self.observed.moved += 1;
-                    self.slots.insert(slot, next.clone());
+                    self.slots.moved.insert(slot, next.clone());
                     (address, asking) = (next, false);
                 }
                 ("ASK", Some(next)) => {
@@ -129,7 +130,7 @@ impl Client {
     fn refresh(&mut self) {
         for address in self.addresses.clone() {
             if let Ok(slots) = slots_of(&address) {
-                for known in slots.values() {
+                for (_, known) in slots.ranges.values() {
                     if !self.addresses.contains(known) {
                         self.addresses.push(known.clone());
                     }
@@ -149,11 +150,29 @@ fn connect(address: &str) -> Result<Connection> {
     Ok(connection)
 }
 
-fn slots_of(address: &str) -> Result<HashMap<u16, String>> {
+/// Who owns what. Ranges rather than slots: clients ask again and again while a node is down, and must not
+/// keep the processors from the servers with that.
+#[derive(Default)]
+struct Slots {
+    /// By their first slots, with the last one.
+    ranges: BTreeMap<u16, (u16, String)>,
+    /// What was said otherwise since.
+    moved: HashMap<u16, String>,
+}
+
+impl Slots {
+    fn owner(&self, slot: u16) -> Option<&String> {
+        let range = self.ranges.range(..=slot).next_back();
+        let of_range = range.filter(|(_, (last, _))| slot <= *last).map(|(_, (_, owner))| owner);
+        self.moved.get(&slot).or(of_range)
+    }
+}
+
+fn slots_of(address: &str) -> Result<Slots> {
     let mut connection = connect(address)?;
     connection.set_read_timeout(Some(CONNECT_TIMEOUT))?;
     let reply: Vec<Vec<Value>> = redis::cmd("CLUSTER").arg("SLOTS").query(&mut connection)?;
-    let mut slots = HashMap::new();
+    let mut slots = Slots::default();
     for range in reply {
         let mut range = range.into_iter();
         let mut next = || range.next().context("a short entry in CLUSTER SLOTS");
@@ -162,7 +181,7 @@ fn slots_of(address: &str) -> Result<HashMap<u16, String>> {
         let node: Vec<Value> = redis::from_redis_value(next()?)?;
         let host: String = redis::from_redis_value_ref(node.first().context("a node without host")?)?;
         let port: u16 = redis::from_redis_value_ref(node.get(1).context("a node without port")?)?;
-        slots.extend((first..=last).map(|slot| (slot, format!("{host}:{port}"))));
+        slots.ranges.insert(first, (last, format!("{host}:{port}")));
     }
     Ok(slots)
 }
@@ -172,7 +191,7 @@ pub(super) fn words_of(command: &Cmd) -> String {
     let mut words = String::new();
     for argument in command.args_iter() {
         if let redis::Arg::Simple(bytes) = argument {
-            words.push_str(&bytes.escape_ascii().to_string());
+            words.extend(bytes.escape_ascii().take(SHOWN + 1).map(char::from));
             words.push(' ');
         }
         if words.len() > SHOWN {
@@ -182,6 +201,23 @@ pub(super) fn words_of(command: &Cmd) -> String {
         }
     }
     words.trim_end().to_owned()
+}
+
+/// How an outcome reads, cut to a readable length before the rest is even written.
+pub(super) fn words_of_outcome(outcome: &Outcome) -> String {
+    struct Short(String);
+    impl fmt::Write for Short {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            let left = SHOWN.saturating_sub(self.0.len());
+            self.0.extend(text.chars().take(left));
+            if text.len() > left { Err(fmt::Error) } else { Ok(()) }
+        }
+    }
+    let mut words = Short(String::new());
+    if fmt::write(&mut words, format_args!("{outcome:?}")).is_err() {
+        words.0.push('…');
+    }
+    words.0
 }
 
 enum Failure {

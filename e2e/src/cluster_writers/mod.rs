@@ -28,7 +28,7 @@ pub use observed::{Incident, IncidentKind, Observed, Stall};
 use crate::compare::{KeyState, states_of};
 use crate::dataset::random::Random;
 use crate::deployment::{Deployment, now_ms, slot_of};
-use client::words_of;
+use client::{words_of, words_of_outcome};
 use subject::{Contradiction, Kind, Model};
 
 /// How long a client waits after an error before it goes on.
@@ -65,7 +65,7 @@ pub struct Load {
 impl Load {
     /// 12 clients with 45 subjects each, on these tags.
     pub fn on(tags: Vec<String>) -> Self {
-        let pause = Duration::from_millis(2);
+        let pause = Duration::from_millis(5);
         let (prefix, address_file) = ("w".into(), None);
         Self { clients: 12, subjects: 45, tags, seed: 1, pause, prefix, address_file }
     }
@@ -313,7 +313,8 @@ impl<'a> Writer<'a> {
         if subject.past.len() == PAST_KEPT {
             subject.past.pop_front();
         }
-        subject.past.push_back(format!("{sent_ms}..{answered_ms} {} -> {outcome:?}", words_of(&command)));
+        let (asked, answered) = (words_of(&command), words_of_outcome(&outcome));
+        subject.past.push_back(format!("{sent_ms}..{answered_ms} {asked} -> {answered}"));
         if matches!(outcome, Outcome::Refused) {
             thread::sleep(ERROR_PAUSE);
             return Next::Stays;

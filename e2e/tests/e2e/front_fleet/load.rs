@@ -139,7 +139,7 @@ pub(super) fn append(
         if length.is_some() || token.is_some() {
             events.push(Event { list, token, length, last, sent, answered });
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(3));
     }
     events
 }
