@@ -13,7 +13,7 @@ use whimbrel_core::glob::Pattern;
 use whimbrel_core::select::Selection;
 use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::{Code, Side};
-use whimbrel_flow::budget::Rates;
+use whimbrel_flow::budget::{RateChange, Rates};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::verify::{
     Depth, DifferenceKind, Scope, Settle, VerifyOptions, VerifyProgress, VerifyState, verify,
@@ -352,7 +352,9 @@ async fn keys_of_a_slot_that_moves_meanwhile_are_not_overlooked() {
 
     let progress = Arc::new(VerifyProgress::default());
     let rates = Rates::new(Some(300), None);
-    let options = VerifyOptions { rates, batch_keys: 20, concurrency: 1, check_extra: false, ..quiet() };
+    let at_rate = |keys| rates.change(RateChange { keys: Some(keys), ..RateChange::default() });
+    let options =
+        VerifyOptions { rates: rates.clone(), batch_keys: 20, concurrency: 1, check_extra: false, ..quiet() };
     let run = tokio::spawn(verify(
         c.deployment.clone(),
         s.deployment.clone(),
@@ -363,7 +365,10 @@ async fn keys_of_a_slot_that_moves_meanwhile_are_not_overlooked() {
     while progress.compared.load(Ordering::Relaxed) <= read_first as u64 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    // As long as it takes, and then as fast as it can.
+    at_rate(10);
     tokio::task::block_in_place(|| cluster.move_slot(last.number(), from, to).expect("it moves"));
+    at_rate(0);
     let report = run.await.expect("a task").expect("a report");
     assert_eq!(kinds(&report).into_keys().collect::<Vec<_>>(), [key(7)]);
     assert!(report.notes.iter().any(|note| note.contains("compared once more")), "{:?}", report.notes);
