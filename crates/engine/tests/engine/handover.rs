@@ -56,7 +56,7 @@ const REDIRECTIONS_MAX: u32 = 50;
 
 /// Long enough to copy whatever clients may have written; the tests' own staging is no part of what is
 /// tested.
-const PAUSE_MS: u64 = 20_000;
+const PAUSE_MS: u64 = 60_000;
 
 fn slots(text: &str) -> SlotSet {
     text.parse().expect("a set of slots")

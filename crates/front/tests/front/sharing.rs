@@ -433,8 +433,10 @@ fn cut_off_when_keys_begin_to_move(source: &impl AsUpstream, target: &impl AsUps
     });
     let mut client = between.client();
     let cuts = cuts_of(&mut client, counted);
-    // Nothing is in the way of another try.
-    client.ask(&["FLUSHDB"], "+OK\r\n");
+    if cuts > 0 {
+        // Nothing is in the way of another try.
+        client.ask(&["FLUSHDB"], "+OK\r\n");
+    }
     cuts
 }
 
