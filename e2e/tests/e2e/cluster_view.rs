@@ -556,7 +556,9 @@ fn nodes_that_take_each_other_for_the_owner_are_told(engine: Engine) {
     let json = status(&cluster, PROBLEM);
     assert!(kinds(&json).contains_key("unowned"), "{engine}: {json}");
     let (plan, _) = repair(&cluster, &[], SUCCESS);
-    assert_eq!(actions(&plan), ["claim"], "{engine}: {plan}");
+    // Whether it hides keys of other slots as well shows only when it is looked there.
+    let expected = if engine == Engine::Redis86 { &["claim", "empty", "empty"][..] } else { &["claim"] };
+    assert_eq!(actions(&plan), expected, "{engine}: {plan}");
     assert_mended(&cluster, 0, &before);
 }
 
