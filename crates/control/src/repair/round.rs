@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::repair::decide;
-use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate, Plan, Why};
+use whimbrel_core::repair::plan::{Action, Change, Fate, Plan, Why};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -80,8 +80,7 @@ pub async fn plan(
         if matches!(action.why, Why::HiddenKeys { .. }) {
             // In a slot that nobody owned they may be the only ones: none of them is a stray.
             let is_claimed = !action.slots.intersection(&claimed).is_empty();
-            let strays = strays.filter(|_| !is_claimed);
-            *fate = Some(strays.unwrap_or_else(|| decide::fate(*copied, Evidence::default())));
+            *fate = Some(strays.filter(|_| !is_claimed).unwrap_or(Fate::Move));
             continue;
         }
         // An owner that shows its keys only once it owns the slot is compared then.

@@ -162,8 +162,7 @@ impl Run {
                 run.note_moves(&moves, OVERLOOKED);
                 run.give_up_journal()?;
             }
-        }
-        if !stopped_early {
+        } else {
             let progress = &run.progress;
             for (all, done) in [
                 (&progress.total_estimate, &progress.compared),
