@@ -32,7 +32,7 @@ use crate::store::{Entry, Journal, Kind, Origin, Status, Store};
 
 use self::plain::Ended;
 pub use self::plain::{Fallback, PlainRecord};
-pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, check_legacy, cut_into_batches};
+pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, check_legacy, cut_all};
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
@@ -385,17 +385,20 @@ pub(crate) async fn prepare_for(
     static MADE: AtomicU64 = AtomicU64::new(0);
     let names = settings.name.as_ref().map(|name| name.numbered(moves.len())).unwrap_or_default();
     let mut tasks = Vec::with_capacity(moves.len());
+    let mut cuts = match settings.method {
+        Method::External => cut_all(deployment, moves, settings, &keys_of).await?,
+        Method::Native(_) | Method::Legacy => Vec::new(),
+    }
+    .into_iter();
     for (place, planned) in moves.iter().enumerate() {
         let given = names.get(place).cloned();
         // Names sort by their age. Two processes that start within a second differ by their own numbers.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("m{:x}-{:x}-{number}", now_s(), std::process::id());
         let id: JobId = name.parse().map_err(|e| Error::own("name a job", e))?;
-        tasks.push(match settings.method {
-            Method::External => {
+        tasks.push(match (settings.method, cuts.next()) {
+            (_, Some(Cut { parts, max_pause_ms, .. })) => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
-                let Cut { parts, max_pause_ms, .. } =
-                    cut_into_batches(deployment, planned, settings, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
                 let rules = Rules { max_pause_ms, ..settings.rules.clone() };
@@ -405,7 +408,7 @@ pub(crate) async fn prepare_for(
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
                 Task::External(Box::new(Record { batch_keys, name: given, ..record }))
             }
-            method => Task::Plain(PlainRecord {
+            (method, None) => Task::Plain(PlainRecord {
                 fallback: Fallback::of(settings),
                 cluster: cluster.clone(),
                 nodes: nodes.clone(),

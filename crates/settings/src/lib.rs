@@ -50,6 +50,13 @@ pub fn parse<Cli: FromArgMatches>(
     arguments: &[OsString],
     around: Surroundings<'_>,
 ) -> Result<Cli, Error> {
+    // Usually nothing is to be merged. Then clap builds the command that was typed, and not all of them twice.
+    let mut parsing = command.clone();
+    if let Ok(mut matches) = parsing.try_get_matches_from_mut(arguments)
+        && sources::add_nothing(&parsing, &matches, around)
+    {
+        return Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut parsing));
+    }
     let merged = sources::merged(command, arguments, around)?;
     let Some(merged) = merged.filter(|merged| !merged.is_as_typed()) else {
         return parse_plainly(command, arguments);

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-use clap::Command;
 use clap::error::Error;
+use clap::{ArgMatches, Command};
 
 use crate::environment;
 use crate::file::File;
@@ -34,6 +34,23 @@ pub(crate) fn merged(
     };
     let from_environment = environment::settings(&command, &typed.path, around)?;
     Ok(Some(merge::merge(&command, typed, [from_environment, from_file])))
+}
+
+/// True where neither a file nor the environment says anything about the command that was typed.
+pub(crate) fn add_nothing(command: &Command, matches: &ArgMatches, around: Surroundings<'_>) -> bool {
+    let (mut path, mut matches) = (Vec::new(), matches);
+    while let Some((name, below)) = matches.subcommand() {
+        path.push(name.to_owned());
+        matches = below;
+    }
+    let is_typed = |id: &&str| matches.ids().any(|found| found == *id);
+    let is_set = |name: &&str| (around.variable)(name).is_some_and(|value| !value.is_empty());
+    // What is wrong is reported where all sources are read.
+    let is_silent =
+        || environment::settings(command, &path, around).is_ok_and(|settings| settings.is_empty());
+    !["config", "profile"].iter().any(is_typed)
+        && ![CONFIG_VARIABLE, PROFILE_VARIABLE].iter().any(is_set)
+        && is_silent()
 }
 
 /// The file and the profile, as typed or named by the environment.

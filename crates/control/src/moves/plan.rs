@@ -75,7 +75,7 @@ impl Plan {
     /// Puts together what is known.
     ///
     /// # Errors
-    /// Whatever keeps us from connecting to the nodes, and as [`service::cut`].
+    /// Whatever keeps us from connecting to the nodes, and as [`service::cut_all`].
     pub async fn new(
         deployment: &Deployment,
         situation: &Situation,
@@ -87,12 +87,21 @@ impl Plan {
         let mut rows = Vec::with_capacity(moves.len());
         let (mut max_pause_ms, mut need) = (None, PauseNeed::default());
         let native_stall_ms = settings.native_stall_ms.filter(|_| matches!(method, Method::Native(_)));
+        let is_cut = !by_daemon && (method == Method::External || native_stall_ms.is_some());
+        let cuts = match is_cut {
+            true => {
+                service::cut_all(deployment, &moves, settings, |node, slot| situation.keys_of(node, slot))
+                    .await?
+            }
+            false => Vec::new(),
+        };
+        // Where the servers' own migration is to move them, that what takes its place is possible is all there is
+        // to know.
+        let mut cuts = cuts.into_iter().filter(|_| method == Method::External);
         for m in &moves {
             let keys = situation.keys_in(&m.source, &m.slots);
             let (mut fence, mut minds_children, mut batches) = (None, false, 1);
-            if method == Method::External && !by_daemon {
-                let keys_of = |slot| situation.keys_of(&m.source, slot);
-                let cut = service::cut_into_batches(deployment, m, settings, keys_of).await?;
+            if let Some(cut) = cuts.next() {
                 (fence, minds_children, batches) = (Some(cut.fence), cut.minds_children, cut.parts.len());
                 max_pause_ms = max_pause_ms.max(Some(cut.max_pause_ms));
                 if cut.need.least_ms >= need.least_ms {
@@ -101,11 +110,6 @@ impl Plan {
             }
             if method == Method::Legacy && !by_daemon {
                 service::check_legacy(deployment, m).await?;
-            }
-            if native_stall_ms.is_some() && !by_daemon {
-                // What takes its place is possible, or this says why not.
-                let keys_of = |slot| situation.keys_of(&m.source, slot);
-                service::cut_into_batches(deployment, m, settings, keys_of).await?;
             }
             rows.push(Row {
                 source: situation.survey.name(&m.source).to_string(),

@@ -1,7 +1,9 @@
 //! How jobs are made: by which means, and how the slots of a move are cut.
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::migration::Rules;
+use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{BatchLimits, Move, batches};
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_engine::deployment::Deployment;
@@ -17,6 +19,9 @@ use crate::pause::{self, PauseNeed};
 
 /// How long the servers' own migration may not move where nobody says, in milliseconds.
 pub const NATIVE_STALL_MS: u64 = 30_000;
+
+/// How many pairs of nodes are asked at the same time what a move between them needs.
+const CUTS_AT_ONCE: usize = 8;
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,12 +126,28 @@ async fn handover_of(deployment: &Deployment, planned: &Move) -> Result<Handover
     Handover::open_with(deployment, source, target, options).await
 }
 
+/// How the slots of each move are cut. Pairs of nodes are asked at the same time, [`CUTS_AT_ONCE`] at most.
+///
+/// # Errors
+/// As [`cut_into_batches`]: the error of the first move that has one.
+pub async fn cut_all(
+    deployment: &Deployment,
+    moves: &[Move],
+    settings: &Settings,
+    keys_of: impl Fn(&NodeId, Slot) -> u64 + Copy,
+) -> Result<Vec<Cut>> {
+    let cut =
+        |planned| cut_into_batches(deployment, planned, settings, move |slot| keys_of(&planned.source, slot));
+    let cuts: Vec<_> = moves.iter().map(cut).collect();
+    stream::iter(cuts).buffered(CUTS_AT_ONCE).try_collect().await
+}
+
 /// How the slots of one move are cut, and what pause that needs.
 ///
 /// # Errors
 /// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
 /// handover. As [`Handover::open`].
-pub async fn cut_into_batches(
+pub(super) async fn cut_into_batches(
     deployment: &Deployment,
     planned: &Move,
     settings: &Settings,
