@@ -27,7 +27,8 @@ pub enum Measurement {
     Reshard,
     /// `./dev bench front`: going through to one server
     Front,
-    /// The same to a cluster of three primaries
+    /// The same to a cluster of three primaries: each client with its own connections beside the same, and
+    /// shared connections beside what the older one has, which may be none
     FrontCluster,
 }
 
@@ -35,7 +36,7 @@ impl Measurement {
     const ALL: [Self; 5] = [Self::Copy, Self::Sync, Self::Reshard, Self::Front, Self::FrontCluster];
 
     /// The arguments of one turn, which is one round of it.
-    fn arguments(self) -> &'static str {
+    fn arguments(self, is_older: bool) -> &'static str {
         match self {
             Self::Copy => {
                 "copy --data strings,mixed --keys 500k --rounds 1 --without \
@@ -47,10 +48,11 @@ impl Measurement {
                  legacy,cli-atomic,migrateslots,whimbrel-native"
             }
             Self::Front => "front --part through --seconds 2 --rounds 1",
-            // An older front shares no connections to the nodes of a cluster.
-            Self::FrontCluster => {
+            // An older front may share no connections to the nodes of a cluster, and refuse to be told so.
+            Self::FrontCluster if is_older => {
                 "front --part through --seconds 2 --rounds 1 --cluster 3 --share-connections 0"
             }
+            Self::FrontCluster => "front --part through --seconds 2 --rounds 1 --cluster 3",
         }
     }
 
@@ -161,7 +163,7 @@ pub fn run(args: &BenchBeforeArgs) -> anyhow::Result<Exit> {
         for measurement in Measurement::ALL.into_iter().filter(wanted) {
             let (mut before, mut now) = (Vec::new(), Vec::new());
             for round in 1..=args.rounds {
-                eprintln!("round {round}: {}", measurement.arguments());
+                eprintln!("round {round}: {}", measurement.arguments(false));
                 // Who is first takes turns as well.
                 if round % 2 == 1 {
                     before.push(run_once(measurement, Some(&older), interrupt)?);
@@ -189,7 +191,8 @@ fn run_once(
 ) -> anyhow::Result<Vec<Figure>> {
     interrupt.check()?;
     let mut command = this_binary()?;
-    command.args(measurement.arguments().split_whitespace()).arg("--json").stdin(Stdio::null());
+    let arguments = measurement.arguments(older.is_some());
+    command.args(arguments.split_whitespace()).arg("--json").stdin(Stdio::null());
     if let Some(path) = older {
         command.env(MEASURED, path);
     }
@@ -202,16 +205,19 @@ fn run_once(
     Ok(measurement.figures(&document))
 }
 
-/// Figures that both have in every round.
+/// Figures that both have in every round. Where only the one of now shares connections, that stands beside what
+/// the older one does.
 fn compared(before: &[Vec<Figure>], now: &[Vec<Figure>]) -> Vec<Row> {
     let names = now.first().map_or(&[][..], Vec::as_slice);
     names.iter().filter_map(|figure| row(figure, before, now)).collect()
 }
 
 fn row(figure: &Figure, before: &[Vec<Figure>], now: &[Vec<Figure>]) -> Option<Row> {
+    let unshared = figure.name.replacen(" sharing", "", 1);
     let of = |rounds: &[Vec<Figure>]| -> Option<Vec<f64>> {
-        let one = |round: &Vec<Figure>| round.iter().find(|one| one.name == figure.name).map(|one| one.value);
-        rounds.iter().map(one).collect()
+        let named =
+            |round: &[Figure], name: &str| round.iter().find(|one| one.name == name).map(|one| one.value);
+        rounds.iter().map(|round| named(round, &figure.name).or_else(|| named(round, &unshared))).collect()
     };
     let (before, now) = (of(before)?, of(now)?);
     let good = |(before, now): (&f64, &f64)| match figure.is_more_better {
@@ -270,6 +276,14 @@ mod tests {
     #[test]
     fn a_figure_that_one_of_them_lacks_is_left_out() {
         assert!(compared(&[vec![]], &[vec![figure("s", 1.0, false)]]).is_empty());
+    }
+
+    #[test]
+    fn shared_connections_stand_beside_an_older_front_without_them() {
+        let before = [vec![figure("whimbrel GET", 100.0, true)]];
+        let now = [vec![figure("whimbrel GET", 105.0, true), figure("whimbrel sharing GET", 150.0, true)]];
+        let ratios: Vec<f64> = compared(&before, &now).iter().map(|row| row.times_as_good).collect();
+        assert_eq!(ratios, [1.05, 1.5]);
     }
 
     #[test]

@@ -4,11 +4,11 @@
 //! The table is read with `COMMAND`, so commands of modules are in it as well. Protocol:
 //! <https://redis.io/docs/latest/commands/command/>. Positions count the words of a command from 0, its name.
 
-use std::collections::HashMap;
-
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
+
+use super::named::Named;
 
 /// Where the keys of a command are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Facts {
     /// Whether more words than `arity` are refused.
     pub arity_exact: bool,
     positions: Positions,
-    subcommands: HashMap<Vec<u8>, Facts>,
+    subcommands: Named<Facts>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ enum Positions {
 
 /// All commands of a server.
 #[derive(Debug, Clone, Default)]
-pub struct CommandTable(HashMap<Vec<u8>, Facts>);
+pub struct CommandTable(Named<Facts>);
 
 impl CommandTable {
     /// Asks the server.
@@ -77,17 +77,16 @@ impl CommandTable {
     /// What is known of a command, by its words; of its subcommand where it has such. `None` where the server
     /// has none of this name.
     pub fn facts(&self, words: &[&[u8]]) -> Option<&Facts> {
-        let lower = |word: &[u8]| word.to_ascii_lowercase();
-        let facts = self.0.get(&lower(words.first()?))?;
+        let facts = self.0.get(words.first()?)?;
         if facts.subcommands.is_empty() {
             return Some(facts);
         }
-        facts.subcommands.get(&lower(words.get(1)?))
+        facts.subcommands.get(words.get(1)?)
     }
 
     /// Commands that read or write data and are nothing to the connection that they come on, in lower case.
     pub fn plain_names(&self) -> impl Iterator<Item = &[u8]> {
-        self.0.iter().filter(|(_, facts)| facts.is_plain).map(|(name, _)| name.as_slice())
+        self.0.iter().filter(|(_, facts)| facts.is_plain).map(|(name, _)| name)
     }
 }
 
@@ -160,7 +159,7 @@ impl Facts {
     }
 }
 
-fn named_facts(entries: &[Value]) -> HashMap<Vec<u8>, Facts> {
+fn named_facts(entries: &[Value]) -> Named<Facts> {
     entries.iter().filter_map(|entry| Facts::of(entry.as_items()?)).collect()
 }
 

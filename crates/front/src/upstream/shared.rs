@@ -27,7 +27,7 @@
 //! connections would. Nothing is sent twice. Requests are taken only once it is open: where it cannot be
 //! opened nothing is lost, and clients keep to their own connections.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -46,6 +46,7 @@ use whimbrel_engine::link::{Io, LinkOptions};
 use whimbrel_wire::boundary::{Boundary, Passed};
 
 use crate::command::keys::CommandTable;
+use crate::command::named::Named;
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, read, write};
 use crate::upstream::identity::{Identity, ReplyReader, in_vain};
 
@@ -76,9 +77,6 @@ const RECOVERY: u32 = 10;
 /// Users and protocols that share among themselves. Clients of further ones use their own connections.
 const IDENTITIES_MAX: usize = 64;
 
-/// No command that is shared has a longer name.
-const NAME_BYTES_MAX: usize = 32;
-
 /// A longer request goes over the client's own connection.
 pub(crate) const SHARED_BYTES_MAX: usize = 32 << 10;
 
@@ -105,8 +103,8 @@ pub(crate) struct SharedConnections {
     link: LinkOptions,
     /// This many for clients of one identity.
     each: usize,
-    /// Commands that may be shared, in upper case.
-    names: HashSet<Vec<u8>>,
+    /// Commands that may be shared.
+    names: Named<()>,
     next: AtomicUsize,
     /// What is held of [`POOL_BYTES_MAX`].
     pool: Arc<AtomicUsize>,
@@ -207,12 +205,11 @@ impl SharedConnections {
         table: &CommandTable,
         each: usize,
     ) -> Arc<SharedConnections> {
-        let names = table.plain_names().map(|name| name.to_ascii_uppercase());
         Arc::new(SharedConnections {
             endpoint,
             link,
             each: each.max(1),
-            names: names.filter(|name| name.len() <= NAME_BYTES_MAX).collect(),
+            names: table.plain_names().map(|name| (name.to_vec(), ())).collect(),
             next: AtomicUsize::new(0),
             pool: Arc::default(),
             open: Mutex::default(),
@@ -222,11 +219,7 @@ impl SharedConnections {
 
     /// Whether a command reads or writes keys and means nothing to the connection.
     pub(crate) fn takes(&self, name: &[u8]) -> bool {
-        let mut upper = [0; NAME_BYTES_MAX];
-        let Some(upper) = upper.get_mut(..name.len()) else { return false };
-        upper.copy_from_slice(name);
-        upper.make_ascii_uppercase();
-        self.names.contains(&*upper)
+        self.names.get(name).is_some()
     }
 
     /// A handle for a client; `None` where there are too many identities.

@@ -44,12 +44,8 @@ pub(super) fn destination(table: &CommandTable, words: &[&[u8]], count: usize) -
         Keys::Unknown if is_sort(words[0]) => slot(words[1]),
         Keys::Asked | Keys::Unknown if words.len() < count => Destination::More,
         Keys::Asked | Keys::Unknown => Destination::Asked,
-        Keys::At(at) => {
-            let Some(keys) = at.iter().map(|at| words.get(*at).copied()).collect::<Option<Vec<_>>>() else {
-                return Destination::More;
-            };
-            of_keys(keys)
-        }
+        Keys::At(at) if at.iter().any(|at| *at >= words.len()) => Destination::More,
+        Keys::At(at) => of_keys(at.iter().map(|at| words[*at])),
     }
 }
 
