@@ -27,13 +27,15 @@ pub enum Measurement {
     Reshard,
     /// `./dev bench front`: going through to one server
     Front,
-    /// The same to a cluster of three primaries: each client with its own connections beside the same, and
-    /// shared connections beside what the older one has, which may be none
+    /// The same to a cluster of three primaries, each client with its own connections
     FrontCluster,
+    /// To that cluster with shared connections, beside the older one without: what they gain
+    FrontClusterSharing,
 }
 
 impl Measurement {
-    const ALL: [Self; 5] = [Self::Copy, Self::Sync, Self::Reshard, Self::Front, Self::FrontCluster];
+    const ALL: [Self; 6] =
+        [Self::Copy, Self::Sync, Self::Reshard, Self::Front, Self::FrontCluster, Self::FrontClusterSharing];
 
     /// The arguments of one turn, which is one round of it.
     fn arguments(self, is_older: bool) -> &'static str {
@@ -48,11 +50,12 @@ impl Measurement {
                  legacy,cli-atomic,migrateslots,whimbrel-native"
             }
             Self::Front => "front --part through --seconds 2 --rounds 1",
-            // An older front may share no connections to the nodes of a cluster, and refuse to be told so.
-            Self::FrontCluster if is_older => {
+            Self::FrontClusterSharing if !is_older => {
+                "front --part through --seconds 2 --rounds 1 --cluster 3 --share-connections 1"
+            }
+            Self::FrontCluster | Self::FrontClusterSharing => {
                 "front --part through --seconds 2 --rounds 1 --cluster 3 --share-connections 0"
             }
-            Self::FrontCluster => "front --part through --seconds 2 --rounds 1 --cluster 3",
         }
     }
 
@@ -90,12 +93,25 @@ impl Measurement {
                     }
                 }
             }
-            Self::Front | Self::FrontCluster => {
-                let behind = if self == Self::Front { "" } else { " (cluster)" };
-                let rows = list(&document["through"]["rows"]);
-                for row in rows.iter().filter(|row| text(&row["contender"]).starts_with("whimbrel")) {
+            Self::Front | Self::FrontCluster | Self::FrontClusterSharing => {
+                let (behind, only) = match self {
+                    Self::FrontCluster => (" (cluster)", None),
+                    // Of the older one, which shares none here, what it does without.
+                    Self::FrontClusterSharing => {
+                        (" (cluster, connections shared now only)", Some("whimbrel sharing"))
+                    }
+                    _ => ("", None),
+                };
+                let rows: Vec<Value> = list(&document["through"]["rows"])
+                    .into_iter()
+                    .filter(|row| text(&row["contender"]).starts_with("whimbrel"))
+                    .collect();
+                let is_shared = rows.iter().any(|row| Some(text(&row["contender"])) == only);
+                let is_meant = |row: &&Value| !is_shared || Some(text(&row["contender"])) == only;
+                for row in rows.iter().filter(is_meant) {
                     let (command, pipeline) = (text(&row["command"]), &row["pipeline"]);
-                    let what = format!("{} {command} -P {pipeline}{behind}", text(&row["contender"]));
+                    let contender = if only.is_some() { "whimbrel" } else { text(&row["contender"]) };
+                    let what = format!("{contender} {command} -P {pipeline}{behind}");
                     note(format!("{what}, requests a second"), &row["per_second"], true);
                     note(format!("{what}, CPU µs"), &row["proxy_us"], false);
                 }
@@ -205,19 +221,16 @@ fn run_once(
     Ok(measurement.figures(&document))
 }
 
-/// Figures that both have in every round. Where only the one of now shares connections, that stands beside what
-/// the older one does.
+/// Figures that both have in every round.
 fn compared(before: &[Vec<Figure>], now: &[Vec<Figure>]) -> Vec<Row> {
     let names = now.first().map_or(&[][..], Vec::as_slice);
     names.iter().filter_map(|figure| row(figure, before, now)).collect()
 }
 
 fn row(figure: &Figure, before: &[Vec<Figure>], now: &[Vec<Figure>]) -> Option<Row> {
-    let unshared = figure.name.replacen(" sharing", "", 1);
     let of = |rounds: &[Vec<Figure>]| -> Option<Vec<f64>> {
-        let named =
-            |round: &[Figure], name: &str| round.iter().find(|one| one.name == name).map(|one| one.value);
-        rounds.iter().map(|round| named(round, &figure.name).or_else(|| named(round, &unshared))).collect()
+        let one = |round: &Vec<Figure>| round.iter().find(|one| one.name == figure.name).map(|one| one.value);
+        rounds.iter().map(one).collect()
     };
     let (before, now) = (of(before)?, of(now)?);
     let good = |(before, now): (&f64, &f64)| match figure.is_more_better {
@@ -280,10 +293,18 @@ mod tests {
 
     #[test]
     fn shared_connections_stand_beside_an_older_front_without_them() {
-        let before = [vec![figure("whimbrel GET", 100.0, true)]];
-        let now = [vec![figure("whimbrel GET", 105.0, true), figure("whimbrel sharing GET", 150.0, true)]];
-        let ratios: Vec<f64> = compared(&before, &now).iter().map(|row| row.times_as_good).collect();
-        assert_eq!(ratios, [1.05, 1.5]);
+        let row = |contender: &str, per_second: f64| {
+            serde_json::json!({"contender": contender, "command": "GET", "pipeline": 1,
+                "per_second": per_second, "proxy_us": null})
+        };
+        let document = |rows: Vec<Value>| serde_json::json!({"through": {"rows": rows}});
+        let [older, now] = [
+            document(vec![row("whimbrel", 100.0)]),
+            document(vec![row("whimbrel", 105.0), row("whimbrel sharing", 150.0)]),
+        ]
+        .map(|document| [Measurement::FrontClusterSharing.figures(&document)]);
+        let ratios: Vec<f64> = compared(&older, &now).iter().map(|row| row.times_as_good).collect();
+        assert_eq!(ratios, [1.5]);
     }
 
     #[test]

@@ -352,18 +352,19 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
     Ok((id, stood))
 }
 
-/// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.
+/// Jobs for planned moves, written down and not begun: what whimbrel moves by its own method is handed over in
+/// the parts of the `cuts`, one for each move. `keys_of` tells how many keys a node has in a slot.
 ///
 /// # Errors
-/// `Own` where a journal cannot be written; `Options` where other jobs have their names.
+/// `Own` where a journal cannot be written, and where a cut is missing; `Options` where other jobs have their names.
 pub async fn prepare(
     store: &Store,
     deployment: &Deployment,
-    moves: &[Move],
+    (moves, cuts): (&[Move], Vec<Cut>),
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64,
 ) -> Result<Vec<Ready>> {
-    prepare_for(store, deployment, moves, settings, keys_of, &Origin::default()).await
+    prepare_for(store, deployment, (moves, cuts), settings, keys_of, &Origin::default()).await
 }
 
 /// [`prepare`], for somebody else than this process's user. Several jobs without a plan are one of their own:
@@ -374,7 +375,7 @@ pub async fn prepare(
 pub(crate) async fn prepare_for(
     store: &Store,
     deployment: &Deployment,
-    moves: &[Move],
+    (moves, cuts): (&[Move], Vec<Cut>),
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64,
     origin: &Origin,
@@ -385,11 +386,7 @@ pub(crate) async fn prepare_for(
     static MADE: AtomicU64 = AtomicU64::new(0);
     let names = settings.name.as_ref().map(|name| name.numbered(moves.len())).unwrap_or_default();
     let mut tasks = Vec::with_capacity(moves.len());
-    let mut cuts = match settings.method {
-        Method::External => cut_all(deployment, moves, settings, &keys_of).await?,
-        Method::Native(_) | Method::Legacy => Vec::new(),
-    }
-    .into_iter();
+    let mut cuts = cuts.into_iter();
     for (place, planned) in moves.iter().enumerate() {
         let given = names.get(place).cloned();
         // Names sort by their age. Two processes that start within a second differ by their own numbers.
@@ -397,7 +394,7 @@ pub(crate) async fn prepare_for(
         let name = format!("m{:x}-{:x}-{number}", now_s(), std::process::id());
         let id: JobId = name.parse().map_err(|e| Error::own("name a job", e))?;
         tasks.push(match (settings.method, cuts.next()) {
-            (_, Some(Cut { parts, max_pause_ms, .. })) => {
+            (Method::External, Some(Cut { parts, max_pause_ms, .. })) => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
@@ -408,7 +405,10 @@ pub(crate) async fn prepare_for(
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
                 Task::External(Box::new(Record { batch_keys, name: given, ..record }))
             }
-            (method, None) => Task::Plain(PlainRecord {
+            (Method::External, None) => {
+                return Err(Error::own("make a job", "a move has not been cut into batches"));
+            }
+            (method, _) => Task::Plain(PlainRecord {
                 fallback: Fallback::of(settings),
                 cluster: cluster.clone(),
                 nodes: nodes.clone(),

@@ -27,7 +27,7 @@ use whimbrel_wire::value::Value;
 
 use crate::clock::now_s;
 use crate::job::View;
-use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
+use crate::service::{self, Method, PARALLEL_MAX, Ready, Settings, Task};
 use crate::steering::Request;
 use crate::store::{Entry, Origin, Status, Store};
 use crate::strangers::{self, Own, Wanted};
@@ -403,7 +403,12 @@ impl Queue {
         let counts = self.count(&moves, &self.view().await?).await?;
         let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
         let (store, deployment, settings) = (&self.store, &self.deployment, &self.settings);
-        let ready = service::prepare_for(store, deployment, &moves, settings, keys_of, origin).await?;
+        let cuts = match settings.method {
+            Method::External => service::cut_all(deployment, &moves, settings, &keys_of).await?,
+            Method::Native(_) | Method::Legacy => Vec::new(),
+        };
+        let ready =
+            service::prepare_for(store, deployment, (&moves, cuts), settings, keys_of, origin).await?;
         let names = ready.iter().map(|ready| ready.task.id().to_string()).collect();
         self.lock().waiting.extend(ready);
         self.arrival.notify_one();

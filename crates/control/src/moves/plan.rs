@@ -1,7 +1,9 @@
 //! What is about to move, how it is handed over, and about how long that takes.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
+use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
@@ -10,7 +12,10 @@ use whimbrel_engine::handover::FenceKind;
 
 use super::situation::Situation;
 use crate::pause::PauseNeed;
-use crate::service::{self, Method, Settings};
+use crate::service::{self, Cut, Method, Settings};
+
+/// How long a plan is taken to be true.
+const FRESH: Duration = Duration::from_secs(2);
 
 /// Keys a second that an estimate goes by, and bytes: what one source moves without load, or less.
 const KEYS_PER_S: f64 = 60_000.0;
@@ -25,6 +30,9 @@ const BATCH_MS: f64 = 100.0;
 pub struct Plan {
     /// What moves where.
     pub moves: Vec<Move>,
+    /// How each of them is handed over; none where the servers do that, or a daemon decides.
+    cuts: Vec<Cut>,
+    made: Instant,
     /// What is known of each of them.
     pub rows: Vec<Row>,
     /// By which means.
@@ -88,20 +96,21 @@ impl Plan {
         let (mut max_pause_ms, mut need) = (None, PauseNeed::default());
         let native_stall_ms = settings.native_stall_ms.filter(|_| matches!(method, Method::Native(_)));
         let is_cut = !by_daemon && (method == Method::External || native_stall_ms.is_some());
-        let cuts = match is_cut {
+        let mut cuts = match is_cut {
             true => {
                 service::cut_all(deployment, &moves, settings, |node, slot| situation.keys_of(node, slot))
                     .await?
             }
             false => Vec::new(),
         };
-        // Where the servers' own migration is to move them, that what takes its place is possible is all there is
-        // to know.
-        let mut cuts = cuts.into_iter().filter(|_| method == Method::External);
-        for m in &moves {
+        if method != Method::External {
+            // The servers move the slots. We only had to know that our own method could take over.
+            cuts.clear();
+        }
+        for (place, m) in moves.iter().enumerate() {
             let keys = situation.keys_in(&m.source, &m.slots);
             let (mut fence, mut minds_children, mut batches) = (None, false, 1);
-            if let Some(cut) = cuts.next() {
+            if let Some(cut) = cuts.get(place) {
                 (fence, minds_children, batches) = (Some(cut.fence), cut.minds_children, cut.parts.len());
                 max_pause_ms = max_pause_ms.max(Some(cut.max_pause_ms));
                 if cut.need.least_ms >= need.least_ms {
@@ -135,6 +144,8 @@ impl Plan {
             rate_keys: settings.transfer.rate_keys.filter(|_| method == Method::External),
             rate_bytes: settings.transfer.rate_bytes.filter(|_| method == Method::External),
             moves,
+            cuts,
+            made: Instant::now(),
             rows,
             method,
             why,
@@ -142,6 +153,23 @@ impl Plan {
             native_stall_ms,
             need,
         })
+    }
+
+    /// How the moves are handed over: as shown, or found out again where the question was open for a while.
+    ///
+    /// # Errors
+    /// As [`service::cut_all`].
+    pub async fn cuts(
+        &self,
+        deployment: &Deployment,
+        situation: &Situation,
+        settings: &Settings,
+    ) -> Result<Vec<Cut>> {
+        if self.made.elapsed() < FRESH || self.cuts.is_empty() {
+            return Ok(self.cuts.clone());
+        }
+        let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
+        service::cut_all(deployment, &self.moves, settings, keys_of).await
     }
 
     /// When clients may see `CLUSTERDOWN`, for people.
@@ -207,6 +235,8 @@ mod tests {
     fn plan(rows: Vec<Row>) -> Plan {
         Plan {
             moves: Vec::new(),
+            cuts: Vec::new(),
+            made: Instant::now(),
             rows,
             method: Method::External,
             why: String::new(),

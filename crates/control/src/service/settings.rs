@@ -20,8 +20,8 @@ use crate::pause::{self, PauseNeed};
 /// How long the servers' own migration may not move where nobody says, in milliseconds.
 pub const NATIVE_STALL_MS: u64 = 30_000;
 
-/// How many pairs of nodes are asked at the same time what a move between them needs.
-const CUTS_AT_ONCE: usize = 8;
+/// Pairs of nodes that are connected to at the same time.
+const OPENED_AT_ONCE: usize = 8;
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ pub struct Settings {
 }
 
 /// How the slots of one move are handed over.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Cut {
     /// How writes are fenced off.
     pub fence: FenceKind,
@@ -126,7 +126,8 @@ async fn handover_of(deployment: &Deployment, planned: &Move) -> Result<Handover
     Handover::open_with(deployment, source, target, options).await
 }
 
-/// How the slots of each move are cut. Pairs of nodes are asked at the same time, [`CUTS_AT_ONCE`] at most.
+/// How the slots of each move are cut. Pairs of nodes are connected to and asked for permissions at the same time,
+/// and their round trips measured one after another, so that none is measured while we are busy with others.
 ///
 /// # Errors
 /// As [`cut_into_batches`]: the error of the first move that has one.
@@ -136,10 +137,22 @@ pub async fn cut_all(
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64 + Copy,
 ) -> Result<Vec<Cut>> {
-    let cut =
-        |planned| cut_into_batches(deployment, planned, settings, move |slot| keys_of(&planned.source, slot));
-    let cuts: Vec<_> = moves.iter().map(cut).collect();
-    stream::iter(cuts).buffered(CUTS_AT_ONCE).try_collect().await
+    let opening: Vec<_> = moves.iter().map(|planned| checked_handover(deployment, planned)).collect();
+    let mut opened = stream::iter(opening).buffered(OPENED_AT_ONCE);
+    let mut cuts = Vec::with_capacity(moves.len());
+    for planned in moves {
+        // The others go no further until this is asked for the next one.
+        let Some(handover) = opened.try_next().await? else { break };
+        cuts.push(cut(handover, planned, settings, |slot| keys_of(&planned.source, slot)).await?);
+    }
+    Ok(cuts)
+}
+
+/// The handover of a move that has not begun, and that is allowed.
+async fn checked_handover(deployment: &Deployment, planned: &Move) -> Result<Handover> {
+    let mut handover = handover_of(deployment, planned).await?;
+    handover.check_permissions().await?;
+    Ok(handover)
 }
 
 /// How the slots of one move are cut, and what pause that needs.
@@ -153,8 +166,15 @@ pub(super) async fn cut_into_batches(
     settings: &Settings,
     keys_of: impl Fn(Slot) -> u64,
 ) -> Result<Cut> {
-    let mut handover = handover_of(deployment, planned).await?;
-    handover.check_permissions().await?;
+    cut(checked_handover(deployment, planned).await?, planned, settings, keys_of).await
+}
+
+async fn cut(
+    mut handover: Handover,
+    planned: &Move,
+    settings: &Settings,
+    keys_of: impl Fn(Slot) -> u64,
+) -> Result<Cut> {
     let fence = handover.fence_kind();
     let Rules { atomic, verify, .. } = settings.rules;
     let unfit = |handover: &Handover, what: String, remedy: Remedy| {

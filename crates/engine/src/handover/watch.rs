@@ -24,8 +24,8 @@ use crate::probe::Info;
 /// Nodes that are asked at the same time.
 const PARALLEL_MAX: usize = 16;
 
-/// Time between two questions to the same node: a quarter of what has passed, so that little is waited for
-/// nothing, and between these two.
+/// Time between two questions to the same node: a quarter of the time since the first one, but no less and no
+/// more than these.
 const POLL_MIN: Duration = Duration::from_millis(2);
 const POLL_MAX: Duration = Duration::from_millis(50);
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 
-/// Names up to this length, which those of all servers' own commands are, are looked up without an allocation.
+/// Names up to this length are looked up without an allocation. No server has a longer one of its own.
 const SHORT_BYTES_MAX: usize = 32;
 
 /// By names, in whatever case they are given. It is filled with what the servers and the table know, and never
