@@ -352,11 +352,11 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
     Ok((id, stood))
 }
 
-/// Jobs for planned moves, written down and not begun: what whimbrel moves by its own method is handed over in
-/// the parts of the `cuts`, one for each move. `keys_of` tells how many keys a node has in a slot.
+/// Jobs for planned moves, written down and not begun. Whimbrel's own method hands over in the parts of the
+/// `cuts`, one for each move. `keys_of` tells how many keys a node has in a slot.
 ///
 /// # Errors
-/// `Own` where a journal cannot be written, and where a cut is missing; `Options` where other jobs have their names.
+/// `Own` where a journal cannot be written or a cut is missing; `Options` where other jobs have their names.
 pub async fn prepare(
     store: &Store,
     deployment: &Deployment,

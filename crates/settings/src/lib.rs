@@ -50,7 +50,7 @@ pub fn parse<Cli: FromArgMatches>(
     arguments: &[OsString],
     around: Surroundings<'_>,
 ) -> Result<Cli, Error> {
-    // Usually nothing is to be merged. Then clap builds the command that was typed, and not all of them twice.
+    // Usually nothing is to be merged. Then clap builds the typed command only, and not all of them twice.
     let mut parsing = command.clone();
     if let Ok(mut matches) = parsing.try_get_matches_from_mut(arguments)
         && sources::add_nothing(&parsing, &matches, around)

@@ -126,8 +126,8 @@ async fn handover_of(deployment: &Deployment, planned: &Move) -> Result<Handover
     Handover::open_with(deployment, source, target, options).await
 }
 
-/// How the slots of each move are cut. Pairs of nodes are connected to and asked for permissions at the same time,
-/// and their round trips measured one after another, so that none is measured while we are busy with others.
+/// How the slots of each move are cut. Pairs of nodes are connected to and asked for permissions at the same
+/// time. Their round trips are measured one after another, so that none is measured while we are busy.
 ///
 /// # Errors
 /// As [`cut_into_batches`]: the error of the first move that has one.

@@ -8,7 +8,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
-use super::named::Named;
+use super::by_name::ByName;
 
 /// Where the keys of a command are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Facts {
     /// Whether more words than `arity` are refused.
     pub arity_exact: bool,
     positions: Positions,
-    subcommands: Named<Facts>,
+    subcommands: ByName<Facts>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ enum Positions {
 
 /// All commands of a server.
 #[derive(Debug, Clone, Default)]
-pub struct CommandTable(Named<Facts>);
+pub struct CommandTable(ByName<Facts>);
 
 impl CommandTable {
     /// Asks the server.
@@ -159,7 +159,7 @@ impl Facts {
     }
 }
 
-fn named_facts(entries: &[Value]) -> Named<Facts> {
+fn named_facts(entries: &[Value]) -> ByName<Facts> {
     entries.iter().filter_map(|entry| Facts::of(entry.as_items()?)).collect()
 }
 

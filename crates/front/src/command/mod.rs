@@ -8,11 +8,11 @@
 //! - [`plan`]: what is done with a command while keys move, by the table and by the keys that the servers'
 //!   own tables tell;
 //! - [`table`]: the table; [`rule`]: what may stand in it;
-//! - [`keys`]: where the keys of a command are, as servers tell; [`named`]: what is looked up by name.
+//! - [`keys`]: where the keys of a command are, as servers tell; [`by_name`]: what is looked up by name.
 
+pub(crate) mod by_name;
 pub mod documentation;
 pub mod keys;
-pub(crate) mod named;
 pub mod plan;
 pub mod rule;
 pub mod table;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use super::named::Named;
+use super::by_name::ByName;
 use super::rule::Handling::{self, Noted, Refused, Subscribe};
 use super::rule::{
     ClusterRule, DATABASES, FEED, FaceRule, KeyspaceQuery, MONITOR, Merge, Note, OTHER_SERVER, Rule, SILENT,
@@ -217,7 +217,7 @@ struct Family {
     is_container: bool,
 }
 
-static BY_NAME: LazyLock<Named<Family>> = LazyLock::new(|| {
+static BY_NAME: LazyLock<ByName<Family>> = LazyLock::new(|| {
     let mut families: HashMap<&'static [u8], Family> = HashMap::new();
     for row in TABLE {
         let (first, second) = row.name.split_once(' ').unwrap_or((row.name, "*"));

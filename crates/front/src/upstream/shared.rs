@@ -45,8 +45,8 @@ use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::{Io, LinkOptions};
 use whimbrel_wire::boundary::{Boundary, Passed};
 
+use crate::command::by_name::ByName;
 use crate::command::keys::CommandTable;
-use crate::command::named::Named;
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, read, write};
 use crate::upstream::identity::{Identity, ReplyReader, in_vain};
 
@@ -104,7 +104,7 @@ pub(crate) struct SharedConnections {
     /// This many for clients of one identity.
     each: usize,
     /// Commands that may be shared.
-    names: Named<()>,
+    names: ByName<()>,
     next: AtomicUsize,
     /// What is held of [`POOL_BYTES_MAX`].
     pool: Arc<AtomicUsize>,

@@ -7,24 +7,24 @@ use foldhash::fast::FixedState;
 /// Names up to this length are looked up without an allocation. No server has a longer one of its own.
 const SHORT_BYTES_MAX: usize = 32;
 
-/// By names, in whatever case they are given. It is filled with what the servers and the table know, and never
+/// By names, in whatever case they are given. It is filled with what the servers and the table know, never
 /// with what clients send: so its hashes need no secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named<T>(HashMap<Vec<u8>, T, FixedState>);
+pub(crate) struct ByName<T>(HashMap<Vec<u8>, T, FixedState>);
 
-impl<T> Default for Named<T> {
+impl<T> Default for ByName<T> {
     fn default() -> Self {
-        Named(HashMap::default())
+        ByName(HashMap::default())
     }
 }
 
-impl<T> FromIterator<(Vec<u8>, T)> for Named<T> {
+impl<T> FromIterator<(Vec<u8>, T)> for ByName<T> {
     fn from_iter<I: IntoIterator<Item = (Vec<u8>, T)>>(entries: I) -> Self {
-        Named(entries.into_iter().map(|(name, it)| (name.to_ascii_lowercase(), it)).collect())
+        ByName(entries.into_iter().map(|(name, it)| (name.to_ascii_lowercase(), it)).collect())
     }
 }
 
-impl<T> Named<T> {
+impl<T> ByName<T> {
     pub(crate) fn get(&self, name: &[u8]) -> Option<&T> {
         let mut short = [0; SHORT_BYTES_MAX];
         match short.get_mut(..name.len()) {
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn names_are_found_in_any_case_and_of_any_length() {
         let long = "a.module.with.a.long.name.HAS.COMMANDS.as.WELL";
-        let named: Named<u8> = [(b"Get".to_vec(), 1), (long.as_bytes().to_vec(), 2)].into_iter().collect();
+        let named: ByName<u8> = [(b"Get".to_vec(), 1), (long.as_bytes().to_vec(), 2)].into_iter().collect();
         for (name, expected) in [("GET", 1), ("get", 1), ("gEt", 1), (long, 2)] {
             assert_eq!(named.get(name.as_bytes()), Some(&expected), "{name}");
         }
