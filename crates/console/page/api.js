@@ -44,6 +44,14 @@ export function headers(more = {}) {
 
 async function ask(method, path, body, signal) {
   const sent = token();
+  const unanswered = () =>
+    new ApiError(
+      0,
+      "the console's server does not answer",
+      method === "GET"
+        ? "see whether whimbrel serve runs, and the network to it"
+        : "look at the jobs before you try again: it may have been done",
+    );
   let response;
   try {
     response = await fetch(`/api/v1/${path}`, {
@@ -56,20 +64,14 @@ async function ask(method, path, body, signal) {
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError(
-      0,
-      "the console's server does not answer",
-      method === "GET"
-        ? "see whether whimbrel serve runs, and the network to it"
-        : "look at the jobs before you try again: it may have been done",
-    );
+    throw error.name === "AbortError" ? error : unanswered();
   }
   let value = null;
   try {
     value = await response.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    if (error.name === "TimeoutError") throw unanswered();
     // A body that is no JSON says nothing; the status does.
   }
   // A proxy may give up, or answer in the server's place, while an order is carried out.

@@ -3,20 +3,23 @@
 import { button, checkbox, failure, field, fill, h } from "./dom.js";
 
 /**
- * Opens a dialog. `build(close)` returns what is in it. Only one is open at a time; it is taken out when
- * it closes, with all that was typed.
+ * Opens a dialog. `build(close, closed)` returns what is in it; the signal `closed` ends questions whose
+ * answer nobody sees any more. Only one dialog is open at a time; it is taken out when it closes, with all
+ * that was typed.
  */
 export function open(title, test, build) {
   const heading = h("h2", { id: "dialog-title", tabindex: "-1" }, title);
   const node = h("dialog", { test, "aria-labelledby": "dialog-title" });
   const close = () => node.close();
+  const closed = new AbortController();
   const leave = button("Close", "dialog-close", close, { class: "small" });
   node.append(
     h("div", { class: "dialog-head" }, heading, leave),
-    h("div", { class: "dialog-body" }, build(close)),
+    h("div", { class: "dialog-body" }, build(close, closed.signal)),
   );
   const before = document.activeElement;
   node.addEventListener("close", () => {
+    closed.abort();
     node.remove();
     // The row that it was opened from may have been taken out meanwhile.
     if (before?.isConnected) before.focus();
@@ -71,7 +74,7 @@ export function form({ test, parts, label, danger, run, ready }) {
       const words = await run();
       tell(words ? h("p", { role: "status" }, words) : null);
     } catch (error) {
-      tell(failure(error));
+      if (error.name !== "AbortError") tell(failure(error));
     }
     busy = false;
     check();

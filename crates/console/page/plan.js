@@ -121,7 +121,7 @@ const FIELDS = {
 
 /** Asks what to plan, makes the plan, shows it. Nothing is changed before it is approved. */
 export function openPlan(kind, preset) {
-  open(TITLES[kind], "plan-dialog", (close) => {
+  open(TITLES[kind], "plan-dialog", (close, closed) => {
     const body = h("div", {});
     const first = (again) => {
       const fields = FIELDS[kind](again ?? preset);
@@ -132,7 +132,8 @@ export function openPlan(kind, preset) {
         ready: fields.ready,
         run: async () => {
           const wanted = fields.wanted();
-          const plan = await post("plans", wanted);
+          // The server makes one plan at a time: one that nobody waits for any more keeps none from the next.
+          const plan = await post("plans", wanted, closed);
           fill(
             body,
             shown(plan, wanted, `whimbrel ${fields.line(wanted, plan.cluster).map(quoted).join(" ")}`, close, () =>
@@ -321,9 +322,9 @@ function approval(plan, close) {
 
 /** What repair would do. The page does not do it: it shows the command. */
 export function openRepair() {
-  open("What repair would do", "repair-dialog", () => {
+  open("What repair would do", "repair-dialog", (_close, closed) => {
     const body = h("div", {}, h("p", { role: "status" }, "Looking at the nodes …"));
-    get("cluster/repair", undefined, REPAIR_MS).then(
+    get("cluster/repair", closed, REPAIR_MS).then(
       (answer) => {
         const actions = answer.actions ?? [];
         const list = (title, items, of) =>

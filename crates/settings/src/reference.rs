@@ -50,8 +50,9 @@ fn option(arg: &Arg) -> String {
     line.push_str(&format!(": {}.", escaped(help.trim_end_matches('.'))));
     let defaults: Vec<String> =
         arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+    // One that help does not show stands for the option's absence.
     let takes_values = arg.get_action().takes_values();
-    if takes_values && !defaults.is_empty() {
+    if takes_values && !defaults.is_empty() && !arg.is_hide_default_value_set() {
         line.push_str(&format!(" Default: `{}`.", defaults.join(",")));
     }
     let choices: Vec<String> = arg

@@ -46,6 +46,32 @@ fn what_was_typed_before_the_question_is_no_answer() {
     assert_eq!(owners(&cluster), before);
 }
 
+/// A plan says what may be done. When its question was open for a while, that is found out again before a job
+/// is written down.
+#[test]
+fn a_plan_that_was_open_for_a_while_is_looked_at_again() {
+    let cluster = cluster();
+    let (seed, before) = (cluster.seed(), owners(&cluster));
+    let leaving = cluster.node_id(2).to_owned();
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().to_str().expect("a plain name");
+    let terminal = Terminal::new(200);
+    let external = ["--method", "external"];
+    let args = [&["drain", &seed, &leaving, "--state-dir", state], &external[..]].concat();
+    let mut asked = terminal.start(&args, &[]);
+    asked.wait_for("[y/N] ");
+    for node in cluster.nodes() {
+        node.call(&["ACL", "SETUSER", "default", "-cluster|setslot"]);
+    }
+    thread::sleep(A_WHILE);
+    asked.press("y\n");
+    let shown = asked.expect_code(REFUSED);
+    assert!(shown.contains("setslot"), "{shown}");
+    assert_eq!(owners(&cluster), before);
+    let jobs = std::fs::read_dir(folder.path().join("jobs")).map_or(0, Iterator::count);
+    assert_eq!(jobs, 0, "a job was written down");
+}
+
 fn server() -> Server {
     Server::builder(Engine::Valkey81).start().expect("the server starts")
 }

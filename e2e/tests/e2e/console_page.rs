@@ -132,20 +132,56 @@ fn a_connection_that_is_lost_is_found_again() {
 /// Closing a dialog takes no order back: what becomes of it is shown all the same.
 #[test]
 fn an_order_whose_dialog_is_closed_is_answered() {
-    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=16_383]]).start();
-    let mut opened = Opened::of(&scene, &[]);
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=9_999], vec![10_000..=16_383]]).start();
+    let mut opened = Opened::of(&scene, &["--method", "external"]);
     let mut browser = browser(&opened, "operate");
-    browser.click(&test("reshard"));
-    browser.fill(&test("plan-slots"), "99999");
+    plan_by_clicks(&mut browser, "9999", scene.cluster.node_id(1));
+    browser.wait_for(&format!("{} === 1", number("plan-move")));
+    // Somebody else is faster, so it is refused.
+    let (cluster, to) = (scene.cluster.seed(), scene.cluster.node_id(1));
+    let plan = opened.post("/plans", &json!({"kind": "reshard", "slots": "9999", "to": to}));
+    let approve = format!("/plans/{}/approve", plan["id"].as_str().expect("an id"));
+    opened.post(&approve, &json!({"confirm": cluster}));
+    whimbrel_lab::wait_until("the slot has moved", || opened.get("/jobs")["jobs"][0]["state"] == "done");
+    browser.fill(&test("approve-confirm"), &cluster);
     opened.served.running.suspend();
-    browser.click(&test("plan-button"));
+    browser.click(&test("approve-button"));
     browser.press("Escape");
     browser.wait_for(&format!("{} === 0", number("plan-dialog")));
     opened.served.running.resume();
-    browser.wait_for_text(&test("late"), "99999");
+    browser.wait_for_text(&test("late"), "does not own these slots any more");
     browser.click(&test("late-dismiss"));
     browser.wait_for(&format!("{} === 0", number("late")));
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+/// A plan takes as long as a node that hangs. Who closes its dialog does not keep the next plan waiting.
+#[test]
+fn a_plan_whose_dialog_is_closed_is_given_up() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=9_999], vec![10_000..=16_383]]).start();
+    let opened = Opened::of(&scene, &[]);
+    let mut browser = browser(&opened, "operate");
+    scene.cluster.nodes()[1].suspend().expect("it hangs");
+    let to = scene.cluster.node_id(0);
+    plan_by_clicks(&mut browser, "10000", to);
+    browser.wait_for_text(&test("plan-dialog"), "Asking");
+    browser.press("Escape");
+    browser.wait_for(&format!("{} === 0", number("plan-dialog")));
+    plan_by_clicks(&mut browser, "10000", to);
+    scene.cluster.nodes()[1].resume().expect("it goes on");
+    browser.wait_for(&format!("{} === 1", number("plan-move")));
+    assert_eq!(browser.eval(&number("late")), 0, "the first plan is nobody's any more");
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+fn plan_by_clicks(browser: &mut Browser, slots: &str, to: &str) {
+    browser.click(&test("reshard"));
+    browser.fill(&test("plan-slots"), slots);
+    let select = format!("document.querySelector({:?})", test("plan-to"));
+    browser.eval(&format!(
+        "{select}.value = {to:?}; {select}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    ));
+    browser.click(&test("plan-button"));
 }
 
 /// Names and errors of servers may be anything: they are shown, and never become a part of the page.

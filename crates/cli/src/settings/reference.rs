@@ -3,7 +3,7 @@
 use super::command;
 
 const HEAD: &str = "# Commands\n\n\
-    Every command with all its options, as `whimbrel help COMMAND` shows them. A test writes this page from \
+    Every command with its own options; all have `--config` and `--profile`. A test writes this page from \
     their definition.\nEach option can also be set in [a file or the environment](configuration.md).\n";
 
 fn markdown() -> String {

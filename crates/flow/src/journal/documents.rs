@@ -87,13 +87,15 @@ const LISTED_WITHIN: Duration = Duration::from_secs(1);
 const TRIED_EVERY: Duration = Duration::from_millis(10);
 
 impl RedbDocuments {
-    /// Opens the file, and makes it where it is not there. A symbolic link is not followed.
+    /// Opens the file, and makes it where it is not there. A symbolic link is not followed. A process that
+    /// lists jobs may find the file between its making and its lock, and has it open for a moment.
     ///
     /// # Errors
-    /// Where it cannot be used.
+    /// Where it cannot be used, or another process has had it open for a second.
     pub fn create(path: &Path) -> Result<RedbDocuments, OpenError> {
         refuse_link(path).map_err(OpenError::Failed)?;
-        RedbDocuments::of(path, File::options().create(true).truncate(false).mode(0o600))
+        let make = || RedbDocuments::of(path, File::options().create(true).truncate(false).mode(0o600));
+        tried_until(Instant::now() + LISTED_WITHIN, make)
     }
 
     /// Opens a file that is there. A symbolic link is not followed.
@@ -105,10 +107,11 @@ impl RedbDocuments {
         RedbDocuments::of(path, &mut File::options())
     }
 
-    /// As [`RedbDocuments::open`], for a job that goes on: who lists jobs has the file open for a moment.
+    /// As [`RedbDocuments::open`], for a job that goes on: a process that lists jobs has the file open for a
+    /// moment.
     ///
     /// # Errors
-    /// Where it cannot be used, or somebody has had it open for a second.
+    /// Where it cannot be used, or another process has had it open for a second.
     pub fn open_soon(path: &Path) -> Result<RedbDocuments, OpenError> {
         RedbDocuments::open_until(path, Instant::now() + LISTED_WITHIN)
     }
@@ -118,12 +121,7 @@ impl RedbDocuments {
     /// # Errors
     /// Likewise.
     pub fn open_until(path: &Path, until: Instant) -> Result<RedbDocuments, OpenError> {
-        loop {
-            match RedbDocuments::open(path) {
-                Err(OpenError::InUse) if Instant::now() < until => std::thread::sleep(TRIED_EVERY),
-                outcome => return outcome,
-            }
-        }
+        tried_until(until, || RedbDocuments::open(path))
     }
 
     fn of(path: &Path, options: &mut OpenOptions) -> Result<RedbDocuments, OpenError> {
@@ -192,6 +190,15 @@ impl RedbDocuments {
             *place = Some(db);
         }
         done
+    }
+}
+
+fn tried_until<T>(until: Instant, mut open: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
+    loop {
+        match open() {
+            Err(OpenError::InUse) if Instant::now() < until => std::thread::sleep(TRIED_EVERY),
+            outcome => return outcome,
+        }
     }
 }
 
@@ -381,16 +388,18 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_waits_for_others_that_look() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a-journal");
-        let looking = RedbDocuments::create(&path).expect("made");
-        let goes_on = std::thread::spawn({
-            let path = path.clone();
-            move || RedbDocuments::open_soon(&path).is_ok()
-        });
-        std::thread::sleep(Duration::from_millis(50));
-        drop(looking);
-        assert!(goes_on.join().expect("no panic"), "it did not wait");
+    fn a_job_that_begins_or_goes_on_waits_for_others_that_look() {
+        for open in [RedbDocuments::open_soon, RedbDocuments::create] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("a-journal");
+            let looking = RedbDocuments::create(&path).expect("made");
+            let waiting = std::thread::spawn({
+                let path = path.clone();
+                move || open(&path).is_ok()
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            drop(looking);
+            assert!(waiting.join().expect("no panic"), "it did not wait");
+        }
     }
 }

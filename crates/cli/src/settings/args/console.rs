@@ -52,7 +52,7 @@ pub struct TokenArgs {
     #[command(subcommand)]
     pub command: TokenCommand,
 
-    /// The state folder of whimbrel serve [default: $XDG_STATE_HOME/whimbrel]
+    /// The state folder of whimbrel serve [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER", global = true)]
     pub state_dir: Option<PathBuf>,
 }
@@ -68,7 +68,7 @@ pub enum TokenCommand {
         #[arg(long)]
         role: Role,
     },
-    /// List tokens, without what proves them
+    /// List tokens, without their secrets
     List,
     /// Take a token back
     Remove {

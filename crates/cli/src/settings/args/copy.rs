@@ -120,7 +120,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "N|P%", help_heading = "Comparison")]
     pub sample: Option<String>,
 
-    /// How far expiry times may be apart. What one side alone has, and what ends within that time, has ended
+    /// How far expiry times may differ. A key of one side only is no difference if it expires in that time
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_ms,
         help_heading = "Comparison")]
     pub ttl_tolerance: u64,

@@ -67,8 +67,8 @@ pub struct CoordinatorArgs {
           value_parser = parse_reign)]
     pub reign: u64,
 
-    /// Where members and people reach this coordinator, as others tell them while it leads [default: the
-    /// address of --listen]
+    /// The address of this coordinator that the others give to members and users while it leads [default:
+    /// the address of --listen]
     #[arg(long, value_name = "HOST:PORT", requires = "store", help_heading = "Fleet",
         value_parser = parse_address)]
     pub announce: Option<String>,

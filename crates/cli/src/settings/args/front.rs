@@ -44,8 +44,8 @@ pub struct FrontArgs {
     #[arg(long, value_name = "IP:PORT", required = true)]
     pub listen: Option<SocketAddr>,
 
-    /// Listen for others than this machine although a server wants no password: every client that reaches the
-    /// front can then use it. Such a server protects itself only from other machines, and a front is none
+    /// Listen on addresses that other machines reach, although a server behind the front wants no password.
+    /// Such a server lets in only its own machine (protected mode); through the front anybody can use it
     #[arg(long)]
     pub open_to_all: bool,
 

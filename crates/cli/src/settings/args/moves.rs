@@ -409,8 +409,8 @@ pub enum JobsCommand {
         #[arg(long, value_name = "FILE", conflicts_with_all = ["job", "html"])]
         check: Option<PathBuf>,
     },
-    /// Have a job that runs move no more keys until it is resumed. Changes of a source are followed on,
-    /// clients of a front are served, and a handover that has begun is finished
+    /// Have a job that runs move no more keys until it is resumed. A sync still records changes of its
+    /// source, a front serves its clients, and a handover that has begun is finished
     Pause {
         /// Its name
         #[arg(required_unless_present = "all")]

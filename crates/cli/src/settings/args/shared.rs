@@ -156,11 +156,11 @@ impl Limits {
 /// Whether to go on with what was interrupted.
 #[derive(Debug, Args)]
 pub struct Resuming {
-    /// Go on with the same job where it was interrupted
+    /// Resume the same job where it was interrupted
     #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
     pub resume: bool,
 
-    /// Go on where it was interrupted, or begin where it has not begun: for what starts it by itself
+    /// Resume if it was interrupted, else begin: for supervisors and scripts
     #[arg(long, conflicts_with_all = ["resume", "dry_run"], help_heading = "What else")]
     pub resume_or_begin: bool,
 }
