@@ -179,7 +179,12 @@ pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
 fn read_unfinished(folder: &Path, name: String) -> Option<Unfinished> {
     let path = folder.join(format!("{name}.journal"));
     refuse_link(&path).ok()?;
-    let written = path.metadata().and_then(|about| about.modified()).ok();
+    let about = path.metadata();
+    // It is just being made, or its process was killed then.
+    if about.as_ref().is_ok_and(|about| about.len() == 0) {
+        return None;
+    }
+    let written = about.and_then(|about| about.modified()).ok();
     let written_s =
         written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
     let unread = Unfinished { name, running: false, written_s, described: serde_json::Value::Null };
