@@ -141,8 +141,8 @@ fn an_order_whose_dialog_is_closed_is_answered() {
     let (cluster, to) = (scene.cluster.seed(), scene.cluster.node_id(1));
     let plan = opened.post("/plans", &json!({"kind": "reshard", "slots": "9999", "to": to}));
     let approve = format!("/plans/{}/approve", plan["id"].as_str().expect("an id"));
-    opened.post(&approve, &json!({"confirm": cluster}));
-    whimbrel_lab::wait_until("the slot has moved", || opened.get("/jobs")["jobs"][0]["state"] == "done");
+    let jobs = opened.post(&approve, &json!({"confirm": cluster}))["jobs"].clone();
+    opened.wait_for_job(jobs[0].as_str().expect("a job"), |job| job["phase"] == "done");
     browser.fill(&test("approve-confirm"), &cluster);
     opened.served.running.suspend();
     browser.click(&test("approve-button"));
