@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::Exit;
@@ -41,14 +42,13 @@ pub fn stopped_by_user() -> bool {
 
 /// The first signal stops cleanly, the second at once.
 pub fn watch(stop: CancellationToken) {
+    // Before anything is done: without them the system would end the process in its own way.
+    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    let [Ok(mut interrupt), Ok(mut terminate)] = signals else { return };
     tokio::spawn(async move {
-        let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        else {
-            return;
-        };
         loop {
             tokio::select! {
-                ctrl_c = tokio::signal::ctrl_c() => if ctrl_c.is_err() { return },
+                _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
             if STOPPED_BY_USER.swap(true, Ordering::Relaxed) {

@@ -90,12 +90,18 @@ async function ask(method, path, body, signal) {
 /** A question that has no answer for so long has none, in milliseconds: others wait for it. */
 const ANSWERED_MS = 30000;
 
+/** An order that one process carries out at once. The server waits for that process, for less than this. */
+const ORDERED_MS = 60000;
+
 /** `signal` may be none. A plan of a repair takes longer than other answers. */
 export function get(path, signal, within = ANSWERED_MS) {
   const signals = [signal, AbortSignal.timeout(within)].filter(Boolean);
   return ask("GET", path, undefined, AbortSignal.any ? AbortSignal.any(signals) : signal);
 }
 export const post = (path, body = {}, signal) => ask("POST", path, body, signal);
+
+/** Over a link that is gone, silence would last for as long as the network's own patience. */
+export const order = (path, body = {}) => post(path, body, AbortSignal.timeout(ORDERED_MS));
 
 /** The path of a job. */
 export const jobPath = (name, verb) => `jobs/${encodeURIComponent(name)}${verb ? `/${verb}` : ""}`;

@@ -24,13 +24,16 @@ function ceiling(value, base) {
   return steps.map((n) => n * unit).find((n) => n >= value) ?? base * unit;
 }
 
+/** The last value that is known, unless it is old. */
+const lastOf = (points, of, now) =>
+  points.findLast((point) => typeof point[of] === "number" && now - point.at <= GAP_MS)?.[of];
+
 function line(points, of, now, top, span) {
   const parts = [];
   let before = null;
   for (const point of points) {
     const value = point[of];
     if (value === null || value === undefined || now - point.at > span) {
-      if (value === null || value === undefined) before = null;
       continue;
     }
     const x = (1000 * (span - (now - point.at))) / span;
@@ -108,7 +111,7 @@ export function chart({ title, series, format, test, empty, base = 10 }) {
       text(since, `${span / 60000} min ago`);
       text(top, format(most));
       text(middle, format(most / 2));
-      const said = series.map((s) => format(points.at(-1)?.[s.of]));
+      const said = series.map((s) => format(lastOf(points, s.of, at)));
       const known = said.some((word) => word !== UNKNOWN);
       text(
         now,

@@ -119,7 +119,7 @@ export function confirm({ title, test, lines, name, label, verb, run, doubts = [
       danger: true,
       ready: () => asked.ready() && boxes.every((box) => box.input.checked),
       run: async () => {
-        const words = await run(asked.input.value.trim());
+        const words = await run(asked.input.value.trim(), () => asked.node.isConnected);
         if (!words) close();
         return words;
       },

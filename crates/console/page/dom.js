@@ -85,11 +85,16 @@ export const rowOf = (parent, key) => ROWS.get(parent)?.get(key);
  */
 export function keyed(parent, items, keyOf, make, update) {
   const rows = ROWS.get(parent) ?? ROWS.set(parent, new Map()).get(parent);
-  const wanted = new Set();
+  // First, so that those below stay where they are, with the focus and a click that has begun.
+  const wanted = new Set(items.map(keyOf));
+  for (const [key, row] of rows) {
+    if (wanted.has(key)) continue;
+    row.remove();
+    rows.delete(key);
+  }
   let at = parent.firstChild;
   for (const item of items) {
     const key = keyOf(item);
-    wanted.add(key);
     let row = rows.get(key);
     if (!row) rows.set(key, (row = make(item)));
     update(row, item);
@@ -99,16 +104,16 @@ export function keyed(parent, items, keyOf, make, update) {
       parent.insertBefore(row, at);
     }
   }
-  for (const [key, row] of rows) {
-    if (wanted.has(key)) continue;
-    row.remove();
-    rows.delete(key);
-  }
 }
 
 /** A region that scrolls can be reached by the keyboard, and one that does not is no stop on the way. */
 const scrolling = new ResizeObserver((entries) => {
   for (const { target } of entries) {
+    if (!target.isConnected) {
+      // Some browsers keep what is observed for ever.
+      scrolling.unobserve(target);
+      continue;
+    }
     const region = target.closest(".scroll");
     if (!region) continue;
     const is = region.scrollWidth > region.clientWidth + 1 || region.scrollHeight > region.clientHeight + 1;

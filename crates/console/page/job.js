@@ -1,6 +1,6 @@
 // One job: how far it is, how fast, what happened to it, and what can be done with it.
 
-import { get, jobPath, post } from "./api.js";
+import { get, jobPath, order, post } from "./api.js";
 import {
   announce,
   attr,
@@ -227,7 +227,7 @@ function setForm(name) {
       field("Longest pause", pause, "of a move of slots, or of a cutover that was ordered: 500ms"),
     ),
     run: async () => {
-      await post(jobPath(name, "set"), {
+      await order(jobPath(name, "set"), {
         rate_keys: bound(keys, parseCount),
         rate_bytes: bound(size, parseBytes),
         max_latency_ms: bound(slow, parseDuration),
@@ -313,7 +313,7 @@ function askCancelPlan(plan) {
   confirm({
     title: `Cancel ${countOf(jobs.length, "job")} of one plan`,
     test: "cancel-plan",
-    name: state.me?.cluster ?? jobs[0]?.cluster ?? "",
+    name: jobs[0]?.cluster ?? state.me?.cluster ?? "",
     label: "To confirm, type the cluster's address:",
     verb: `Cancel ${countOf(jobs.length, "job")}`,
     lines: [
@@ -353,10 +353,10 @@ export function cancelPlanButton(plan) {
 function actions(job, said) {
   const can = job.can ?? [];
   const isSteered = can.includes("pause") || can.includes("resume");
-  const order = (verb, done) => async () => {
+  const steer = (verb, done) => async () => {
     fill(said, h("p", {}, "Asking …"));
     try {
-      const answer = await post(jobPath(job.name, verb));
+      const answer = await order(jobPath(job.name, verb));
       const until = verb === "resume" && answer?.rates?.paused_until_s;
       fill(said, h("p", {}, until ? `${done} Its keys wait for their time of the day: ${time(until)}.` : done));
     } catch (error) {
@@ -366,9 +366,9 @@ function actions(job, said) {
   return [
     // Each in its place: a second click must not order the opposite.
     isSteered &&
-      button("Pause", "pause", order("pause", "Paused: no keys move."), { disabled: !can.includes("pause") }),
+      button("Pause", "pause", steer("pause", "Paused: no keys move."), { disabled: !can.includes("pause") }),
     isSteered &&
-      button("Resume", "resume", order("resume", "Resumed."), { disabled: !can.includes("resume") }),
+      button("Resume", "resume", steer("resume", "Resumed."), { disabled: !can.includes("resume") }),
     can.includes("go-on") && button("Go on …", "go-on", () => askGoOn(job)),
     can.includes("cutover") &&
       h(

@@ -1,7 +1,7 @@
 // The guided way of one migration. Each step says what is true, what is missing, and the command that does
 // the same. The page never goes on by itself.
 
-import { jobPath, post } from "./api.js";
+import { jobPath, order } from "./api.js";
 import { attr, button, command, failure, fill, h, refill, show, text } from "./dom.js";
 import { lagOf, reader, syncParts } from "./job.js";
 import { doneOf, mood } from "./jobs.js";
@@ -306,7 +306,7 @@ function doCutover(at, job, mine, look, update) {
 
 async function doWithdraw(at, name) {
   try {
-    await post(jobPath(name, "cutover/withdraw"));
+    await order(jobPath(name, "cutover/withdraw"));
     fill(at.cutSaid, h("p", { role: "status" }, "Taken back: it is not cut over later."));
   } catch (error) {
     fill(at.cutSaid, failure(error));
@@ -412,6 +412,10 @@ function paintCutover(at, job, mine, remembered) {
   at.rehearseButton.set(why);
   // Of this run: an earlier one may have had the same name.
   const done = mine.done?.of === job.created_s ? mine.done.answer : undefined;
+  // A new order: what was said about one that was taken back is about another.
+  const scheduled = job.scheduled ? JSON.stringify(job.scheduled) : null;
+  if (scheduled && at.scheduled !== scheduled) fill(at.cutSaid);
+  at.scheduled = scheduled;
   show(at.withdraw, Boolean(job.scheduled) && !job.ended && may("administer"));
   const verified = isVerified(job);
   const missing = [

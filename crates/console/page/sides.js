@@ -205,7 +205,7 @@ function askSync(sides, mirror) {
       h("p", { class: "dim" }, "The same on a terminal:"),
       command(line("sync", source, target, mirror && "--mirror")),
     ],
-    run: async (typedTarget) => {
+    run: async (typedTarget, isOpen) => {
       const body = {
         kind: "sync",
         ...sides.body(),
@@ -215,7 +215,8 @@ function askSync(sides, mirror) {
       const { name } = await post("jobs", body);
       sides.forget();
       announce(`${name} has begun`);
-      location.hash = `#/migrations/${encodeURIComponent(name)}`;
+      // A user who has closed it is somewhere else.
+      if (isOpen()) location.hash = `#/migrations/${encodeURIComponent(name)}`;
     },
   });
 }

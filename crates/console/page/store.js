@@ -112,7 +112,8 @@ function takeJobs(first, data, said) {
   names.forEach((name) => state.jobs.delete(name));
   for (const job of data.jobs ?? []) {
     names.add(job.name);
-    const known = before.get(job.name);
+    // One that has ended is kept under another name.
+    const known = before.get(job.name) ?? (job.run_of ? before.get(job.run_of) : undefined);
     if (known && stateOf(known) !== stateOf(job)) said.push(`${job.kind} ${job.name}: ${stateOf(job)}`);
     if (!known && state.everRead) said.push(`${job.kind} ${job.name} is new`);
     state.jobs.set(job.name, job);

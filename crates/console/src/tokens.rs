@@ -186,7 +186,10 @@ impl Tokens {
         options.write(true).create(true).truncate(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
         let mut file = options.open(&beside).map_err(|e| fail(&e))?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(|e| fail(&e))?;
-        fs::rename(&beside, &self.path).map_err(|e| fail(&e))
+        fs::rename(&beside, &self.path).map_err(|e| fail(&e))?;
+        // A token that was removed must not be back after a power cut.
+        let folder = self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all());
+        folder.map_err(|e| fail(&e))
     }
 }
 

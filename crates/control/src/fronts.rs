@@ -1,6 +1,7 @@
 //! Fronts that can move keys, as jobs: only one runs between two servers, and others find and ask it.
 //!
-//! - `between-A-and-B.lock`: held by the process that runs the front;
+//! - `between-A-and-B.lock`: held by the process that runs the front, in either direction and however the
+//!   servers are spelt;
 //! - `between-A-and-B.state`: how far it is, see `whimbrel_front::migrate::phase`;
 //! - its socket and how it stands are those of every job, see [`crate::steering`].
 
@@ -12,13 +13,14 @@ use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use tokio_util::sync::CancellationToken;
+use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::sync::{FrontOrder, FrontStand, Fronts, Told};
 
 use crate::failpoint::{self, When};
 use crate::hooks::{HookSettings, JobHooks};
-use crate::naming::job_of;
+use crate::naming::{job_of, one_spelling};
 use crate::private::open_lock;
 use crate::steering::{Answer, Attended, Call, Refusal, Request, Steered, Why, beginning_at};
 use crate::store::{Entry, Kind, Status, Store};
@@ -57,7 +59,11 @@ impl FrontFiles {
         };
         std::fs::create_dir_all(folder).map_err(|e| fail(&e))?;
         let pair = folder.join(format!("between-{}-and-{}", plain(source), plain(target)));
-        let lock = open_lock(&pair.with_extension("lock")).map_err(|e| fail(&e))?;
+        let mut spelt = [source, target]
+            .map(|side| Address::parse_tcp(side).map_or_else(|| side.to_owned(), |at| one_spelling(&at)));
+        spelt.sort();
+        let locked = folder.join(format!("between-{}-and-{}.lock", plain(&spelt[0]), plain(&spelt[1])));
+        let lock = open_lock(&locked).map_err(|e| fail(&e))?;
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
             let what = format!("another whimbrel front runs between {source} and {target}");
             Error::options(Side::Own, "run the front", what).with_remedy("end that one")

@@ -10,6 +10,8 @@ use nix::unistd::geteuid;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 
+use crate::naming::process_name;
+
 /// Others may write.
 const WRITABLE: u32 = 0o022;
 
@@ -40,7 +42,8 @@ pub fn job_dir(named: Option<&Path>) -> Result<PathBuf> {
     let folder = state_dir(named)?;
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
     // Rights alone do not tell: not of a file system that takes nothing.
-    let trial = there.join(format!(".whimbrel-{}", std::process::id()));
+    // In containers every process has the same number.
+    let trial = there.join(format!(".whimbrel-{}", process_name()));
     let made = File::options().write(true).create_new(true).mode(0o600).open(&trial);
     let outcome = made.and_then(|_| std::fs::remove_file(&trial));
     outcome.map_err(|e| {

@@ -20,6 +20,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::native::NativePhase;
 use whimbrel_flow::budget::{Rates, RatesNow};
+use whimbrel_flow::journal::{self, OpenError};
 use whimbrel_flow::latency::{self, Watched, Written};
 
 use crate::clock::now_s;
@@ -345,7 +346,18 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
             (sync.id, stood == true)
         }
         Err(none) => match &store.list()?.into_iter().filter(is_it).collect::<Vec<_>>()[..] {
-            [interrupted] => (interrupted.status.id.clone(), take_back(store, &interrupted.status)?),
+            [interrupted] => {
+                let id = interrupted.status.id.clone();
+                // A process that goes on with it now reads the order once it has the journal.
+                let stood = match journal::hold(store.state_dir(), &id) {
+                    Ok(_held) => take_back(store, &interrupted.status)?,
+                    Err(OpenError::InUse) => {
+                        ask(store, &id, Request::Schedule(None), "take back the cutover of").await? == true
+                    }
+                    Err(OpenError::Failed(e)) => return Err(Error::own("take back the cutover", e)),
+                };
+                (id, stood)
+            }
             _ => return Err(none),
         },
     };
@@ -432,12 +444,35 @@ pub(crate) async fn prepare_for(
     let origin = Origin { plan: origin.plan.clone().or(of_command), ..origin.clone() };
     let mut jobs = Vec::with_capacity(tasks.len());
     for task in tasks {
-        let journal = store.create(task.id().as_str())?;
-        task.save(&journal)?;
-        journal.publish(&Status { origin: origin.clone(), ..task.status() });
-        jobs.push(Ready::new(task, journal)?);
+        match listed(store, task, &origin) {
+            Ok(ready) => jobs.push(ready),
+            Err(e) => {
+                // None of them is begun, by this process or by one that takes up what others have left.
+                for ready in &jobs {
+                    forget(store, ready.task.id());
+                }
+                return Err(e);
+            }
+        }
     }
     Ok(jobs)
+}
+
+/// Writes a job down that can be begun; nothing of it is left where that fails.
+fn listed(store: &Store, task: Task, origin: &Origin) -> Result<Ready> {
+    let id = task.id().clone();
+    let journal = store.create(id.as_str())?;
+    let saved = task.save(&journal);
+    if saved.is_ok() {
+        journal.publish(&Status { origin: origin.clone(), ..task.status() });
+    }
+    saved.and_then(|()| Ready::new(task, journal)).inspect_err(|_| forget(store, &id))
+}
+
+fn forget(store: &Store, id: &JobId) {
+    if let Err(error) = store.remove(id.as_str()) {
+        tracing::warn!(%error, %id, "a job that was not begun is left in the state folder");
+    }
 }
 
 /// Runs jobs: those of one source one after another, those of different sources at the same time. After one

@@ -118,6 +118,22 @@ pub fn exists(folder: &Path, name: &str) -> bool {
     folder.join(format!("{name}.journal")).exists()
 }
 
+/// True where a journal by this name holds a job that has begun. A process that was killed while it made the
+/// journal has left an empty one.
+pub fn has_begun(folder: &Path, name: &str) -> bool {
+    let path = folder.join(format!("{name}.journal"));
+    let is_empty = |documents: RedbDocuments| matches!(documents.read("state"), Ok(None));
+    path.exists() && !RedbDocuments::open_soon(&path).is_ok_and(is_empty)
+}
+
+/// Keeps others from running the job of this name, until the result is dropped.
+///
+/// # Errors
+/// Where a process runs it, or its journal cannot be opened.
+pub fn hold(folder: &Path, name: &str) -> std::result::Result<RedbDocuments, OpenError> {
+    RedbDocuments::open_soon(&folder.join(format!("{name}.journal")))
+}
+
 /// True where a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
     let path = folder.join(format!("{name}.journal"));
@@ -137,7 +153,9 @@ pub fn discard(folder: &Path, name: &str) -> Result<()> {
     match RedbDocuments::open_soon(&path) {
         Err(OpenError::InUse) => Err(fail(&"a process runs this job")),
         Ok(documents) => Box::new(documents).remove().map_err(|e| fail(&e)),
-        // What cannot be read cannot be gone on with either.
+        // The system could not open it, so a process may have it open.
+        Err(OpenError::Failed(e)) if e.raw_os_error().is_some() && !is_full(&e) => Err(fail(&e)),
+        // What cannot be read cannot be resumed either.
         Err(OpenError::Failed(_)) => std::fs::remove_file(&path).map_err(|e| fail(&e)),
     }
 }
@@ -277,10 +295,11 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     fn make(path: &Path, description: &str, state: S) -> std::result::Result<Journal<S>, OpenError> {
         path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(OpenError::Failed)?;
         let documents = Box::new(RedbDocuments::create(path)?);
-        let mut journal = Journal { path: path.to_owned(), documents, state, saved: None };
-        let begun = journal.documents.write(&[("format", &FORMAT.to_string()), ("job", description)]);
-        begun.and_then(|()| journal.write(&journal.state.clone())).map_err(OpenError::Failed)?;
-        Ok(journal)
+        // In one transaction: a process that is killed leaves all of it or nothing.
+        let text = serde_json::to_string(&state).map_err(|e| OpenError::Failed(e.into()))?;
+        let begun = [("format", &*FORMAT.to_string()), ("job", description), ("state", &text)];
+        documents.write(&begun).map_err(OpenError::Failed)?;
+        Ok(Journal { path: path.to_owned(), documents, state, saved: Some(text) })
     }
 
     /// What it held when it was opened.

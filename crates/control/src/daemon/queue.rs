@@ -550,11 +550,11 @@ impl Jobs for Queue {
     }
 }
 
-/// Whether the journal agrees that nothing was begun; those of the other methods keep no account of it.
+/// Whether the journal agrees that nothing was begun.
 fn is_fresh(task: &Task) -> bool {
     match task {
         Task::External(record) => *record.job.phase() == Phase::Queued,
-        Task::Plain(_) => true,
+        Task::Plain(plain) => !plain.begun,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,13 +43,27 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
+    /// Which file it was when it was made.
+    made: Option<Stamp>,
     is_removed: AtomicBool,
 }
 
+/// Device, number and moment of a file: numbers are used again.
+type Stamp = (u64, u64, i64, i64);
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let about = path.symlink_metadata().ok()?;
+    Some((about.dev(), about.ino(), about.ctime(), about.ctime_nsec()))
+}
+
 impl SocketFile {
-    /// Removes it, once: afterwards another process may have put its own there.
+    /// Removes it, once, unless another process has put its own there: while this one was still ending, its
+    /// job may have been resumed.
     pub fn remove(&self) {
-        if !self.is_removed.swap(true, Ordering::AcqRel) {
+        if !self.is_removed.swap(true, Ordering::AcqRel)
+            && self.made.is_some()
+            && stamp(&self.path) == self.made
+        {
             // It may be gone.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -90,7 +104,8 @@ impl Socket {
             let (name, _folder) = short(path)?;
             let listener = UnixListener::bind(&name)?;
             std::fs::set_permissions(&name, Permissions::from_mode(0o600))?;
-            let file = SocketFile { path: path.to_owned(), is_removed: AtomicBool::new(false) };
+            let (path, made) = (path.to_owned(), stamp(path));
+            let file = SocketFile { path, made, is_removed: AtomicBool::new(false) };
             Ok(Socket { file: Arc::new(file), listener, uid: geteuid().as_raw() })
         };
         bind().map_err(fail)

@@ -78,10 +78,14 @@ impl Store {
         }
         let documents = RedbDocuments::create(&path).map_err(|e| match e {
             OpenError::InUse => self.fail(id, &"a job of this name exists"),
-            OpenError::Failed(e) => self.fail(id, &e),
+            OpenError::Failed(e) => {
+                // Half of it, where the disk is full.
+                drop(std::fs::remove_file(&path));
+                self.fail(id, &e)
+            }
         })?;
         let journal = self.journal(id, documents);
-        journal.write(&[("format", FORMAT)])?;
+        journal.write(&[("format", FORMAT)]).inspect_err(|_| drop(std::fs::remove_file(&path)))?;
         self.prune();
         Ok(journal)
     }
@@ -132,7 +136,9 @@ impl Store {
             let file = file.ok().filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()))?;
             file.file_name().to_str()?.strip_suffix(".json").map(str::to_owned)
         });
-        Ok(ids.take(JOBS_MAX).filter_map(|id| self.find(&id)).collect())
+        // One under another name was left by a process that was killed while it wrote down how the job ended.
+        let found = |id: String| self.find(&id).filter(|status| status.id == id);
+        Ok(ids.take(JOBS_MAX).filter_map(found).collect())
     }
 
     /// Jobs of the cluster that have not ended and that nobody runs, by name.
@@ -238,6 +244,9 @@ impl Store {
 
     /// Shows others how a job stands. Nothing depends on it, so a failure is no error.
     pub fn publish(&self, status: &Status) {
+        // Two tasks of this process would use the same draft.
+        static PUBLISHING: Mutex<()> = Mutex::new(());
+        let _publishing = PUBLISHING.lock();
         let publish = || {
             std::fs::create_dir_all(&self.folder)?;
             let before = self.find(&status.id);

@@ -238,7 +238,8 @@ pub(super) fn append(path: &Path, events: impl IntoIterator<Item = Event>) -> io
     let mut file = open()?;
     if file.metadata()?.len() > BYTES_MAX {
         let known = std::fs::read_to_string(path)?;
-        let half = known.len() / 2;
+        let half =
+            (known.len() / 2..known.len()).find(|at| known.is_char_boundary(*at)).unwrap_or(known.len());
         let newer = known[half..].split_once('\n').map_or("", |(_, newer)| newer);
         text.insert_str(0, newer);
         file.set_len(0)?;

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Bound;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -126,8 +126,14 @@ impl RedbDocuments {
 
     fn of(path: &Path, options: &mut OpenOptions) -> Result<RedbDocuments, OpenError> {
         let file = options.read(true).write(true).open(path).map_err(OpenError::Failed)?;
+        let opened = file.metadata().map_err(OpenError::Failed)?;
         let file = Arc::new(FileBackend::new(file)?);
         let db = database(&file)?;
+        // Its last owner may have removed it between our opening and our lock: then nobody else would see it.
+        let is_there = |named: Metadata| (named.dev(), named.ino()) == (opened.dev(), opened.ino());
+        if !path.symlink_metadata().is_ok_and(is_there) {
+            return Err(OpenError::InUse);
+        }
         if has_other_tables(&db).map_err(|e| OpenError::Failed(failure(e)))? {
             let what = "another version of whimbrel has written it";
             return Err(OpenError::Failed(io::Error::other(what)));
@@ -226,7 +232,9 @@ impl Documents for RedbDocuments {
 
     fn remove(self: Box<Self>) -> io::Result<()> {
         // Nobody opens it between the two: it is removed first.
-        std::fs::remove_file(&self.path)
+        std::fs::remove_file(&self.path)?;
+        // After a power cut it must not be there again: what has ended would be done once more.
+        self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     }
 }
 

@@ -11,7 +11,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::WriterFence;
 
 use crate::journal::DiskFull;
-use crate::journal::write_whole;
+use crate::journal::write_durably;
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
@@ -62,7 +62,11 @@ impl FenceNote {
         for file in files {
             let path = file.map_err(|e| fail(folder, &e))?.path();
             if path.extension().is_some_and(|ending| ending == ENDING) {
-                let text = std::fs::read_to_string(&path).map_err(|e| fail(&path, &e))?;
+                let text = match std::fs::read_to_string(&path) {
+                    // Another process has just forgotten it.
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                    text => text.map_err(|e| fail(&path, &e))?,
+                };
                 let note: FenceNote = serde_json::from_str(&text).map_err(|e| fail(&path, &e))?;
                 if !note.fence.is_plausible() {
                     let what = "no cutover has written that: it would give users other rights than those on \
@@ -100,25 +104,32 @@ impl FenceNote {
         addresses.contains(&self.source) || self.fence.nodes().any(|at| addresses.contains(at))
     }
 
-    /// The file is of no use any more.
+    /// The file is of no use any more. One that is not there is no error.
     ///
     /// # Errors
     /// `Own` where it cannot be removed.
     pub fn forget(file: &Path) -> Result<()> {
-        std::fs::remove_file(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
+        match std::fs::remove_file(file) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome.map_err(|e| Error::own(format!("remove {}", file.display()), e)),
+        }
     }
 
-    /// Leaves it in a file, once the disk has room. A fence that still stood there before is part of it from
-    /// now on: what users had before the first of them is what they get back.
+    /// Leaves it in a file, once the disk has room; it is on disk when this returns. A fence that still stood
+    /// there before is part of it from now on: what users had before the first of them is what they get back.
     pub(super) async fn leave(mut self, file: &Path, disk: &DiskFull) -> Result<()> {
         let mut own: BTreeSet<String> = self.fence.nodes().map(str::to_owned).collect();
         own.insert(self.source.clone());
-        let older = FenceNote::all_in(file.parent().unwrap_or(Path::new("")))?;
+        // This one is what keeps a later run from undoing the cutover: it is written whatever others hold.
+        let older = FenceNote::all_in(file.parent().unwrap_or(Path::new(""))).unwrap_or_else(|error| {
+            tracing::warn!(%error, "what earlier cutovers have left cannot be read");
+            Vec::new()
+        });
         let older: Vec<_> = older.into_iter().filter(|(_, note)| note.is_about(&own)).collect();
         for (_, note) in &older {
             self.fence = self.fence.keeping(&note.fence);
         }
-        let written = disk.until_room(|| write_whole(file, &self)).await;
+        let written = disk.until_room(|| write_durably(file, &self)).await;
         written.map_err(|e| Error::own(format!("write {}", file.display()), e))?;
         older.iter().filter(|(path, _)| path != file).try_for_each(|(path, _)| FenceNote::forget(path))
     }

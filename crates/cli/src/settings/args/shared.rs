@@ -168,7 +168,7 @@ pub struct Resuming {
 impl Resuming {
     /// Whether the job of this name goes on.
     pub fn resumes(&self, folder: &Path, name: &str) -> bool {
-        self.resume || self.resume_or_begin && journal::exists(folder, name)
+        self.resume || self.resume_or_begin && journal::has_begun(folder, name)
     }
 }
 
