@@ -225,6 +225,18 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
+    #[tokio::test]
+    async fn a_process_that_ends_leaves_the_socket_of_the_next_run_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a-job.socket");
+        let ending = Socket::bind(&path).expect("bound");
+        let next = Socket::bind(&path).expect("bound");
+        drop(ending);
+        assert!(path.exists(), "the next run cannot be reached");
+        drop(next);
+        assert!(!path.exists(), "it is left");
+    }
+
     /// A job that carries out requests when it is let.
     #[derive(Default)]
     struct Job {

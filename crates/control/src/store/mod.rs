@@ -541,6 +541,14 @@ mod tests {
     }
 
     #[test]
+    fn what_a_killed_process_has_left_under_another_name_is_no_second_job() {
+        let (_folder, store) = store();
+        store.publish(&Status { id: "sync-1".to_owned(), ..Status::default() });
+        std::fs::rename(store.path("sync-1", "json"), store.path("sync-1-65f", "json")).expect("renamed");
+        assert!(store.list().expect("listed").is_empty());
+    }
+
+    #[test]
     fn how_jobs_ended_is_kept_for_a_while() {
         let (_folder, store) = store();
         let copy = |id: &str, updated_s: u64| Status {

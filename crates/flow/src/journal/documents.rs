@@ -396,6 +396,18 @@ mod tests {
     }
 
     #[test]
+    fn a_journal_that_was_half_made_holds_no_job_that_has_begun() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("sync-1.journal");
+        drop(RedbDocuments::create(&path).expect("made"));
+        assert!(!crate::journal::has_begun(folder.path(), "sync-1"));
+        let journal: crate::journal::Journal =
+            crate::journal::Journal::open(folder.path(), "sync-1", "{}", false).expect("begun");
+        drop(journal);
+        assert!(crate::journal::has_begun(folder.path(), "sync-1"));
+    }
+
+    #[test]
     fn a_job_that_begins_or_goes_on_waits_for_others_that_look() {
         for open in [RedbDocuments::open_soon, RedbDocuments::create] {
             let folder = tempfile::tempdir().expect("a folder");
