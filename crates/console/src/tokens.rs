@@ -16,6 +16,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 use whimbrel_control::clock::now_s;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_flow::journal::sync_name;
 
 /// The name of the file.
 const FILE: &str = "console-tokens.json";
@@ -188,8 +189,7 @@ impl Tokens {
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(|e| fail(&e))?;
         fs::rename(&beside, &self.path).map_err(|e| fail(&e))?;
         // A token that was removed must not be back after a power cut.
-        let folder = self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all());
-        folder.map_err(|e| fail(&e))
+        sync_name(&self.path).map_err(|e| fail(&e))
     }
 }
 

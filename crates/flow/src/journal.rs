@@ -22,7 +22,7 @@ use whimbrel_engine::remedy::Remedy;
 
 pub use self::disk::{DiskFull, disk_full_words, is_full};
 pub use self::documents::{Documents, FileDocument, OpenError, RedbDocuments};
-pub use self::files::{make_anew, refuse_link, write_durably, write_whole};
+pub use self::files::{make_anew, refuse_link, sync_name, write_durably, write_whole};
 use crate::scan::Position;
 
 /// Format of the documents. A file of another format is refused with a clear message.
@@ -115,15 +115,18 @@ impl JournalState {
 
 /// True where a journal by this name is left over from an earlier run.
 pub fn exists(folder: &Path, name: &str) -> bool {
-    folder.join(format!("{name}.journal")).exists()
+    file_of(folder, name).exists()
+}
+
+fn file_of(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.journal"))
 }
 
 /// True where a journal by this name holds a job that has begun. A process that was killed while it made the
 /// journal has left an empty one.
 pub fn has_begun(folder: &Path, name: &str) -> bool {
-    let path = folder.join(format!("{name}.journal"));
     let is_empty = |documents: RedbDocuments| matches!(documents.read("state"), Ok(None));
-    path.exists() && !RedbDocuments::open_soon(&path).is_ok_and(is_empty)
+    exists(folder, name) && !hold(folder, name).is_ok_and(is_empty)
 }
 
 /// Keeps others from running the job of this name, until the result is dropped.
@@ -131,13 +134,12 @@ pub fn has_begun(folder: &Path, name: &str) -> bool {
 /// # Errors
 /// Where a process runs it, or its journal cannot be opened.
 pub fn hold(folder: &Path, name: &str) -> std::result::Result<RedbDocuments, OpenError> {
-    RedbDocuments::open_soon(&folder.join(format!("{name}.journal")))
+    RedbDocuments::open_soon(&file_of(folder, name))
 }
 
 /// True where a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
-    let path = folder.join(format!("{name}.journal"));
-    path.exists() && matches!(RedbDocuments::open_soon(&path), Err(OpenError::InUse))
+    exists(folder, name) && matches!(hold(folder, name), Err(OpenError::InUse))
 }
 
 /// Ends the job of a journal that nobody has open: it cannot go on any more.
@@ -145,12 +147,12 @@ pub fn is_open(folder: &Path, name: &str) -> bool {
 /// # Errors
 /// `Own` where a process runs the job, or the file cannot be removed. One that is not there is no error.
 pub fn discard(folder: &Path, name: &str) -> Result<()> {
-    let path = folder.join(format!("{name}.journal"));
+    let path = file_of(folder, name);
     if !path.exists() {
         return Ok(());
     }
     let fail = |e: &dyn std::fmt::Display| Error::own(format!("remove the journal {}", path.display()), e);
-    match RedbDocuments::open_soon(&path) {
+    match hold(folder, name) {
         Err(OpenError::InUse) => Err(fail(&"a process runs this job")),
         Ok(documents) => Box::new(documents).remove().map_err(|e| fail(&e)),
         // The system could not open it, so a process may have it open.
@@ -195,7 +197,7 @@ pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
 }
 
 fn read_unfinished(folder: &Path, name: String) -> Option<Unfinished> {
-    let path = folder.join(format!("{name}.journal"));
+    let path = file_of(folder, &name);
     refuse_link(&path).ok()?;
     let about = path.metadata();
     // It is just being made, or its process was killed then.
@@ -253,7 +255,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// `Own` where the folder or file cannot be used, where another whimbrel has it open, or where there is
     /// nothing to resume.
     pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
-        let path = folder.join(format!("{name}.journal"));
+        let path = file_of(folder, name);
         if !resume {
             return Journal::make(&path, description, S::default()).map_err(|e| not_opened(&path, e));
         }
@@ -282,7 +284,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         state: S,
         disk: &DiskFull,
     ) -> Result<Journal<S>> {
-        let path = folder.join(format!("{name}.journal"));
+        let path = file_of(folder, name);
         let make = || match Journal::make(&path, description, state.clone()) {
             Ok(journal) => Ok(Ok(journal)),
             Err(OpenError::Failed(e)) => Err(e),

@@ -21,7 +21,7 @@ use redb::{
     TableHandle,
 };
 
-use super::files::{refuse_link, replace};
+use super::files::{refuse_link, replace, sync_name};
 
 /// The only table: names to JSON documents.
 const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
@@ -234,7 +234,7 @@ impl Documents for RedbDocuments {
         // Nobody opens it between the two: it is removed first.
         std::fs::remove_file(&self.path)?;
         // After a power cut it must not be there again: what has ended would be done once more.
-        self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        sync_name(&self.path)
     }
 }
 

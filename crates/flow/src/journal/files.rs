@@ -38,11 +38,17 @@ pub(super) fn replace(path: &Path, text: &str, durable: bool) -> std::io::Result
     }
     written?;
     std::fs::rename(&draft, path)?;
-    match path.parent().filter(|_| durable) {
-        // The name is part of the folder.
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
+    if durable { sync_name(path) } else { Ok(()) }
+}
+
+/// When this returns it is on disk that a file has this name, or no longer has it: names are part of the
+/// folder.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub fn sync_name(path: &Path) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link

@@ -8,7 +8,6 @@
 //! A front that dies in between leaves a file, and a [marker](marker) at the target that vanishes with all
 //! other keys at that moment. Where both are there, the next one goes on with it before it serves.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::{sleep, timeout};
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_flow::journal::make_anew;
+use whimbrel_flow::journal::{make_anew, sync_name};
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
@@ -223,7 +222,7 @@ async fn is_marked(target: &mut Link) -> Result<bool> {
 /// It is on disk when this returns.
 fn write(file: &Path) -> std::io::Result<()> {
     make_anew(file)?.sync_all()?;
-    File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()
+    sync_name(file)
 }
 
 fn failed(error: &Error) -> Vec<u8> {
