@@ -9,6 +9,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
@@ -20,7 +21,7 @@ use crate::command::keys::CommandTable;
 use crate::face::Face;
 use crate::migrate::stages::Stages;
 pub use crate::session::context::Counts;
-use crate::session::context::SessionContext;
+use crate::session::context::{Ending, SessionContext};
 use crate::session::driver::Driver;
 use crate::upstream::Upstream;
 use crate::upstream::shared::SharedConnections;
@@ -30,6 +31,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// After so long without a word a client is probed, as `tcp-keepalive` of the servers has it.
 const KEEPALIVE: Duration = Duration::from_secs(300);
+
+/// How long clients whose requests are under way may keep a front that ends.
+const END: Duration = Duration::from_secs(2);
 
 /// How a front behaves.
 #[derive(Debug, Clone)]
@@ -140,9 +144,15 @@ impl Front {
         face: Option<Arc<Face>>,
     ) -> Front {
         let connect_timeout_ms = options.link.connect_timeout_ms;
-        let (stages, connections, counts) = (None, None, Arc::default());
-        let shared =
-            Arc::new(SessionContext { source, connect_timeout_ms, stages, connections, face, counts });
+        let shared = Arc::new(SessionContext {
+            source,
+            connect_timeout_ms,
+            stages: None,
+            connections: None,
+            face,
+            counts: Arc::default(),
+            ending: Ending::default(),
+        });
         Front { listener, options, shared, facts }
     }
 
@@ -168,13 +178,23 @@ impl Front {
         &self.facts
     }
 
-    /// Serves until `stop`. Then all connections are closed, as a server does that shuts down.
+    /// Serves until `stop`. Then nobody is let in any more, requests that have arrived are answered, and each
+    /// client is hung up on when nothing of it is under way: after [`END`] in any case.
     pub async fn serve(self, stop: CancellationToken) {
+        let shared = self.shared.clone();
+        let mut sessions = self.let_in(stop).await;
+        shared.ending.begin();
+        let _ = timeout(END, async { while sessions.join_next().await.is_some() {} }).await;
+        sessions.shutdown().await;
+    }
+
+    /// Lets clients in until `stop`, and listens no more then. Returns those that are there.
+    async fn let_in(self, stop: CancellationToken) -> JoinSet<()> {
         let permits = Arc::new(Semaphore::new(self.options.clients_max));
         let mut sessions = JoinSet::new();
         loop {
             let accepted = tokio::select! {
-                () = stop.cancelled() => break,
+                () = stop.cancelled() => return sessions,
                 accepted = self.listener.accept() => accepted,
                 Some(_) = sessions.join_next() => continue,
             };
@@ -206,7 +226,6 @@ impl Front {
                 drop(permit);
             });
         }
-        sessions.shutdown().await;
     }
 }
 
@@ -225,7 +244,7 @@ pub(crate) async fn listen(at: SocketAddr) -> Result<TcpListener> {
 async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Acceptor>) {
     let Some(tls) = tls else { return Driver::new(shared, stream).run().await };
     let limit = Duration::from_millis(shared.connect_timeout_ms);
-    match tokio::time::timeout(limit, tls.accept(stream)).await {
+    match timeout(limit, tls.accept(stream)).await {
         Ok(Ok(stream)) => Driver::new(shared, stream).run().await,
         Ok(Err(error)) => {
             shared.counts.no_tls.fetch_add(1, Ordering::Relaxed);

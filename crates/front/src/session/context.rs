@@ -1,7 +1,9 @@
 //! What all sessions of a front have in common.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::face::Face;
 use crate::migrate::stages::Stages;
@@ -20,6 +22,32 @@ pub(crate) struct SessionContext {
     /// Where it presents itself as a cluster.
     pub(crate) face: Option<Arc<Face>>,
     pub(crate) counts: Arc<Counts>,
+    pub(crate) ending: Ending,
+}
+
+/// That the front ends: each session takes what has arrived, answers it, and hangs up.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    /// Apart from the token, which is behind a mutex that the requests of all sessions would take.
+    has_begun: AtomicBool,
+    token: CancellationToken,
+}
+
+impl Ending {
+    pub(crate) fn begin(&self) {
+        // In this order: a session that is woken finds it.
+        self.has_begun.store(true, Ordering::Release);
+        self.token.cancel();
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::Acquire)
+    }
+
+    /// Wakes the task that has polled it once, when it begins.
+    pub(crate) fn wakes(&self) -> WaitForCancellationFuture<'_> {
+        self.token.cancelled()
+    }
 }
 
 /// What has been counted since the start.

@@ -1,6 +1,7 @@
 //! Serves a client: the sockets, timers and tasks around a [`Session`], and nothing that is decided.
 
-use std::pin::Pin;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
@@ -108,7 +109,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
 
     /// Serves until one side hangs up.
     pub(crate) async fn run(mut self) {
-        std::future::poll_fn(|cx| self.poll(cx)).await;
+        let context = self.context.clone();
+        let mut end = Some(pin!(context.ending.wakes()));
+        std::future::poll_fn(|cx| {
+            // Once, before the first look at whether it has begun, so that no end is missed.
+            if let Some(end) = end.take() {
+                let _ = end.poll(cx);
+            }
+            self.poll(cx)
+        })
+        .await;
         // The next stage need not wait for a client that takes its time with what follows.
         (self.way, self.connecting, self.parked) = (None, None, None);
         (self.idle_handle, self.waiting, self.call) = (None, None, None);
@@ -125,6 +135,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
             match self.step(cx) {
                 Ok(true) => {}
                 Ok(false) if self.session.is_over() || self.session.is_stalled() => return Poll::Ready(()),
+                Ok(false) if self.context.ending.has_begun() && self.session.retire() => {}
                 Ok(false) if self.session.is_quiet() && self.is_called_on(cx) => {
                     // Clients may be held again already: nothing is taken before that is known.
                     if !self.go_over() || !self.is_heeding(cx) {

@@ -9,6 +9,7 @@
 //! | a connection, or that there is none | [`Session::connected`], [`Session::unreachable`] |
 //! | what came of something that a request waits for | [`Session::settled`] |
 //! | that it is to come to rest | [`Session::called`] |
+//! | that the front ends | [`Session::retire`] |
 //! | the time | [`Session::tick`] |
 //!
 //! What comes out: bytes for the client in `to_client`, requests in `Wire::to`, what else is to be done in
@@ -355,6 +356,12 @@ impl Session {
         if let Link::Up(wire) = &mut self.link {
             wire.to.mark(len, self.requests.args(), self.requests.args_left(), whole);
         }
+    }
+
+    /// Takes no more requests where none has arrived, in whole or in part: the front ends. True where it has
+    /// just come to that.
+    pub(super) fn retire(&mut self) -> bool {
+        self.inbox.is_empty() && !self.is_inside() && self.leave()
     }
 
     /// Takes no more requests; true where it has just come to that.

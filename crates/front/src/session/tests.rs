@@ -272,6 +272,22 @@ fn a_client_that_leaves_has_a_second_for_what_is_due() {
 }
 
 #[test]
+fn a_session_of_a_front_that_ends_answers_what_has_arrived() {
+    let mut session = Session::new(forwarding(), None, false);
+    let (mut server, mut got) = (Server::new(), Vec::new());
+    session.connected(Kind::Own);
+    let request = requests(&["GET k"]);
+    session.inbox.extend_from_slice(&request[..request.len() / 2]);
+    assert!(!session.take() && !session.retire(), "half of a request has arrived");
+    session.inbox.extend_from_slice(&request[request.len() / 2..]);
+    assert!(session.take() && session.retire() && !session.retire());
+    assert!(!session.wants_bytes() && !session.is_over(), "its answer is due");
+    settle(&mut session, &mut server, &mut got, 4);
+    assert_eq!(server.asked.len(), 1);
+    assert!(session.is_over() && !session.is_shut() && !got.is_empty());
+}
+
+#[test]
 fn a_session_comes_to_rest_when_nothing_of_it_is_open() {
     let mut session = Session::new(noting(), None, false);
     let (mut server, mut got) = (Server::new(), Vec::new());

@@ -70,6 +70,11 @@ impl Served {
     pub fn client(&self) -> Client {
         Client::to(self.address)
     }
+
+    /// Has it end, and goes on meanwhile.
+    pub fn end(&self) {
+        self.stop.cancel();
+    }
 }
 
 impl Drop for Served {

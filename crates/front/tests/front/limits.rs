@@ -157,6 +157,26 @@ fn one_client_too_many_is_told_so() {
 }
 
 #[test]
+fn a_front_that_ends_answers_what_is_under_way() {
+    let _alone = alone();
+    let source = server();
+    let served = Served::of(&source.url());
+    let (mut busy, mut idle) = (served.client(), served.client());
+    idle.ask(&["ECHO", "x"], "$1\r\nx\r\n");
+    let mut direct = Client::to(source.addr().parse().expect("an address"));
+    direct.ask(&["CLIENT", "PAUSE", "60000", "WRITE"], "+OK\r\n");
+    busy.send(&command(&["SET", "k", "v"]));
+    wait_until("the request is at the server", || direct.asks(&["CLIENT", "LIST"]).contains("cmd=set"));
+    served.end();
+    assert!(idle.rest().is_empty(), "nothing of it was under way");
+    let address = busy.0.peer_addr().expect("it is connected");
+    assert!(std::net::TcpStream::connect(address).is_err(), "nobody is let in any more");
+    direct.ask(&["CLIENT", "UNPAUSE"], "+OK\r\n");
+    busy.expect(b"+OK\r\n");
+    assert!(busy.rest().is_empty());
+}
+
+#[test]
 fn errors_of_the_protocol_are_those_of_the_server() {
     let _alone = alone();
     let source = server();
