@@ -65,12 +65,19 @@ export function show(node, is) {
   if (node.hidden === is) node.hidden = !is;
 }
 
-/** Calls `build` and fills the node only where what it depends on is different from the last time. */
+/**
+ * Calls `build` and fills the node only where what it depends on is different from the last time. What had the
+ * focus has it again.
+ */
 export function refill(node, basis, build) {
   const key = JSON.stringify(basis);
   if (node.basis === key) return;
   node.basis = key;
+  const name = node.contains(document.activeElement) && document.activeElement.dataset.test;
+  const called = () => [...node.querySelectorAll(`[data-test="${CSS.escape(name)}"]`)];
+  const place = name ? called().indexOf(document.activeElement) : -1;
   fill(node, build());
+  if (place >= 0) called()[place]?.focus({ preventScroll: true });
 }
 
 /** The rows of each parent, by key. */

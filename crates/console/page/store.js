@@ -87,10 +87,12 @@ export function take(event, data) {
   const changed = { jobs: null, cluster: false, fleet: false, canary: false, said: [] };
   state.trouble = data.trouble ?? null;
   // Jobs that cannot be read are as old as when they last could.
+  const readBefore = state.readMs;
   state.readMs = data.read_ms ?? (data.trouble ? state.readMs : data.now_ms);
   if (data.jobs || data.gone || first) changed.jobs = takeJobs(first, data, changed.said);
-  // Also of a job that stands still: a line without points would look as if nobody had asked.
-  if (!data.trouble) state.jobs.forEach((job) => job.running && !job.ended && trace(job, data.now_ms));
+  // Also of a job that stands still: a line without points would look as if nobody had asked. Messages about
+  // other things than jobs come between two readings.
+  if (!data.trouble && state.readMs !== readBefore) state.jobs.forEach((job) => job.running && !job.ended && trace(job, state.readMs));
   for (const part of ["cluster", "fleet", "canary"]) {
     if (!(part in data)) continue;
     if (part === "cluster") changed.said.push(...clusterNews(state.cluster, data.cluster));

@@ -361,6 +361,23 @@ pub struct PlanCancelWanted {
     pub jobs: Option<Vec<String>>,
 }
 
+/// The cluster of a plan's jobs that have not ended.
+pub(crate) async fn cluster_of_plan(inner: &Inner, plan: &str) -> Answer<String> {
+    Ok(left_of_plan(inner, plan).await?.swap_remove(0).status.cluster)
+}
+
+/// Jobs of a plan that have not ended: one at least.
+async fn left_of_plan(inner: &Inner, plan: &str) -> Answer<Vec<Entry>> {
+    let (jobs, of) = (inner.jobs(), plan.to_owned());
+    let listing = tokio::task::spawn_blocking(move || jobs.of_plan(&of));
+    let left = listing.await.map_err(unread)??;
+    if left.is_empty() {
+        return Err(Failure::conflict(format!("no job of the plan {plan} is left that could be cancelled"))
+            .with_remedy("see the list of jobs for how they ended"));
+    }
+    Ok(left)
+}
+
 /// Ends jobs of a plan that have not ended: all of them, or those that were `named` as all of them. Those
 /// that wait for their turn come first: none of them is to begin when another one ends.
 pub(crate) async fn cancel_plan(
@@ -368,13 +385,7 @@ pub(crate) async fn cancel_plan(
     plan: String,
     named: Option<Vec<String>>,
 ) -> Answer<Value> {
-    let (jobs, of) = (inner.jobs(), plan.clone());
-    let listing = tokio::task::spawn_blocking(move || jobs.of_plan(&of));
-    let left = listing.await.map_err(unread)??;
-    if left.is_empty() {
-        return Err(Failure::conflict(format!("no job of the plan {plan} is left that could be cancelled"))
-            .with_remedy("see the list of jobs for how they ended"));
-    }
+    let left = left_of_plan(&inner, &plan).await?;
     refuse_unseen(&left, named.as_deref())?;
     let (mut cancelled, mut refused) = (Vec::new(), Vec::new());
     for Entry { status, .. } in left {
@@ -463,14 +474,23 @@ pub(crate) async fn go_on(inner: Arc<Inner>, name: String, wanted: GoOnWanted, w
     let entry = inner.runs.clone().go_on(&status, wanted, who).await?;
     let (store, id) = (inner.jobs().store, entry.status.id);
     // As it was steered last, which its command does not know. It may have ended by now.
-    let last = status.rates.as_change();
-    if last != RateChange::default() {
-        let _ = service::ask(&store, &id, Request::Set(last), "set the rates of").await;
+    let steered = async {
+        let last = status.rates.as_change();
+        if last != RateChange::default() {
+            service::ask(&store, &id, Request::Set(last), "set the rates of").await?;
+        }
+        if status.rates.paused {
+            service::ask(&store, &id, Request::Pause, "pause").await?;
+        }
+        Ok::<_, whimbrel_engine::error::Error>(())
+    };
+    match steered.await {
+        Err(error) if store.is_served(&id) => {
+            let what = format!("job {id} goes on, but not with the limits or the pause that it had: {error}");
+            Err(Failure::conflict(what).with_remedy("set them again on its page"))
+        }
+        _ => Ok(json!({"name": id})),
     }
-    if status.rates.paused {
-        let _ = service::ask(&store, &id, Request::Pause, "pause").await;
-    }
-    Ok(json!({"name": id}))
 }
 
 /// What came of a cutover.

@@ -10,7 +10,7 @@ use whimbrel_control::daemon::Jobs as _;
 use whimbrel_control::daemon::migrations::JobView;
 use whimbrel_control::jobs::Seen;
 use whimbrel_control::pace::Paces;
-use whimbrel_control::store::{Entry, Kind, Status};
+use whimbrel_control::store::{Entry, Kind, Status, Store};
 
 use crate::canaries::Canaries;
 use crate::cluster::Moving;
@@ -79,12 +79,26 @@ pub(crate) fn show(inner: &Inner, seen: &Seen, pace: Option<f64>) -> Shown {
     Shown::new(seen, goes_on, pace)
 }
 
+/// The jobs of the folder, as they were written down.
+async fn listed(inner: &Inner) -> Result<Vec<Entry>, String> {
+    let jobs = inner.jobs();
+    let listing = tokio::task::spawn_blocking(move || jobs.all()).await;
+    listing.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
+}
+
+/// The job of this name as it stands now, or how its last run ended. No other job is asked: one that does not
+/// answer holds up its own page alone.
+pub(crate) async fn read_job(inner: &Arc<Inner>, name: &str) -> Result<Option<Seen>, String> {
+    match Store::of_name(listed(inner).await?, |entry| &entry.status, name) {
+        Some(entry) => Ok(inner.jobs().as_they_are(vec![entry]).await.pop()),
+        // Those of other whimbrels are found with all others.
+        None => Ok(Store::of_name(read_jobs(inner).await?, |seen| &seen.entry.status, name)),
+    }
+}
+
 /// All jobs, as they stand now.
 pub(crate) async fn read_jobs(inner: &Arc<Inner>) -> Result<Vec<Seen>, String> {
-    let jobs = inner.jobs();
-    let listing = tokio::task::spawn_blocking(move || jobs.all().map(|all| (jobs, all))).await;
-    let (jobs, entries) = listing.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
-    let mut seen = jobs.as_they_are(entries).await;
+    let mut seen = inner.jobs().as_they_are(listed(inner).await?).await;
     if let Some(mover) = &inner.mover {
         // Those of other whimbrels may be ours as well: of another console on the same folder.
         let others = mover.queue.others().await.unwrap_or_default();

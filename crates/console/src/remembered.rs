@@ -56,8 +56,8 @@ impl Remembered {
     /// Of this folder. A file that cannot be read says nothing.
     pub fn of(state_dir: &Path) -> Remembered {
         let path = state_dir.join(FILE);
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        Remembered { path, migrations: Mutex::new(serde_json::from_str(&text).unwrap_or_default()) }
+        let migrations = Mutex::new(known_in(&path).unwrap_or_default());
+        Remembered { path, migrations }
     }
 
     /// Remembers this of the migration between two addresses, in place of what was known about it before.
@@ -69,6 +69,10 @@ impl Remembered {
             return;
         }
         let mut migrations = self.migrations.lock();
+        // Another console of the folder may have found out more meanwhile.
+        if let Some(known) = known_in(&self.path) {
+            *migrations = known;
+        }
         let place = migrations.iter().position(|known| known.source == source && known.target == target);
         let mut migration = match place {
             Some(place) => migrations.remove(place),
@@ -109,6 +113,10 @@ impl Remembered {
     }
 }
 
+fn known_in(path: &Path) -> Option<Vec<Migration>> {
+    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,6 +145,19 @@ mod tests {
         assert_eq!(Remembered::of(folder.path()).find(&job(8))["begun"], Value::Null, "another run");
         let other = Status { target: "c:3".to_owned(), ..job(7) };
         assert_eq!(remembered.find(&other)["rehearsal"], Value::Null);
+    }
+
+    #[test]
+    fn two_consoles_of_one_folder_keep_what_both_have_found_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (one, other) = (Remembered::of(folder.path()), Remembered::of(folder.path()));
+        one.note(("a:1", "b:2"), About::Rehearsal, json!({"text": "of one"}));
+        other.note(("a:1", "b:2"), About::Assessment, json!({"state": "done"}));
+        let found = Remembered::of(folder.path()).find(&job(7));
+        assert_eq!(
+            (&found["rehearsal"]["text"], &found["assessment"]["state"]),
+            (&json!("of one"), &json!("done"))
+        );
     }
 
     #[test]

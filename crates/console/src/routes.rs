@@ -14,12 +14,13 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use whimbrel_control::clock::now_ms;
 use whimbrel_control::http::in_numbers;
-use whimbrel_control::jobs::{Ask, Seen};
+use whimbrel_control::jobs::Ask;
 use whimbrel_control::steering::Request as Asked;
-use whimbrel_control::store::{Kind, Store};
+use whimbrel_control::store::Kind;
 
 use crate::audit::Entry;
 use crate::checks::{Caller, guard};
@@ -158,20 +159,29 @@ impl Inner {
             target: of,
             outcome: None,
         };
-        self.audit.note(&entry).map_err(|e| {
-            Failure::new(StatusCode::INSUFFICIENT_STORAGE, format!("the audit log cannot be written: {e}"))
-                .with_remedy("nothing was done. See whether the disk of the state folder is full")
-        })?;
         let (answer, told) = tokio::sync::oneshot::channel();
         let inner = self.clone();
         let carried_out = async move {
+            let unwritten = |e: std::io::Error| {
+                let what = format!("the audit log cannot be written: {e}");
+                Failure::new(StatusCode::INSUFFICIENT_STORAGE, what)
+                    .with_remedy("nothing was done. See whether the disk of the state folder is full")
+            };
+            // The disk may take its time: others are served meanwhile.
+            let (log, noted) = (inner.clone(), entry.clone());
+            let noted = spawn_blocking(move || log.audit.note(&noted)).await;
+            if let Err(e) = noted.map_err(std::io::Error::other).and_then(|noted| noted) {
+                let _ = answer.send(Err(unwritten(e)));
+                return;
+            }
             let outcome = work.await;
             let text = match &outcome {
                 Ok(value) => format!("done: {value}"),
                 Err(failure) => format!("refused: {}", failure.error),
             };
-            inner.audit.note_outcome(&entry, &text);
             inner.counted.ordered(&entry.order, outcome.is_ok());
+            // A panic in there is shown by itself.
+            let _ = spawn_blocking(move || inner.audit.note_outcome(&entry, &text)).await;
             // The client may have gone.
             let _ = answer.send(outcome);
         };
@@ -235,24 +245,22 @@ async fn watch(State(inner): Console, caller: Caller) -> Response {
     stream::answer(inner, caller)
 }
 
-async fn read(inner: &Arc<Inner>) -> Answer<Vec<Seen>> {
-    reading::read_jobs(inner).await.map_err(|e| {
-        Failure::new(StatusCode::SERVICE_UNAVAILABLE, e)
-            .with_remedy("see whether the state folder of the console can be read")
-    })
+/// Why jobs could not be read.
+fn unread(why: String) -> Failure {
+    Failure::new(StatusCode::SERVICE_UNAVAILABLE, why)
+        .with_remedy("see whether the state folder of the console can be read")
 }
 
 async fn jobs(State(inner): Console, caller: Caller) -> Answer<Json> {
-    let seen = read(&inner).await?;
+    let seen = reading::read_jobs(&inner).await.map_err(unread)?;
     let jobs: Vec<Value> =
         seen.iter().map(|seen| reading::show(&inner, seen, None).for_role(caller.role)).collect();
     Ok(Json(json!({"now_ms": now_ms(), "jobs": jobs})))
 }
 
 async fn job(State(inner): Console, caller: Caller, PathText(name): PathText) -> Answer<Json> {
-    let seen = read(&inner).await?;
-    let missing = || orders::no_job(&name);
-    let seen = Store::of_name(seen, |seen| &seen.entry.status, &name).ok_or_else(missing)?;
+    let seen = reading::read_job(&inner, &name).await.map_err(unread)?;
+    let seen = seen.ok_or_else(|| orders::no_job(&name))?;
     let name = seen.entry.status.id.clone();
     let store = inner.jobs().store;
     let details = match seen.entry.running && seen.answers && !seen.is_elsewhere {
@@ -457,7 +465,10 @@ async fn cancel_plan(
     Body(wanted): Body<PlanCancelWanted>,
 ) -> Answer<Json> {
     caller.must_be(needed(Ask::Cancel))?;
-    let cluster = inner.mover()?.cluster();
+    let cluster = match &inner.mover {
+        Some(mover) => mover.cluster(),
+        None => orders::cluster_of_plan(&inner, &id).await?,
+    };
     confirmed(wanted.confirm.as_deref(), &cluster)?;
     let work = orders::cancel_plan(inner.clone(), id.clone(), wanted.jobs);
     inner.ordered(&caller, ("cancel plan", format!("{id} in {cluster}")), work).await
@@ -497,7 +508,8 @@ async fn assessment(State(inner): Console, caller: Caller, PathText(id): PathTex
 
 async fn audit(State(inner): Console, caller: Caller) -> Answer<Json> {
     caller.must_be(Role::Administer)?;
-    let entries = inner.audit.latest().map_err(|e| {
+    let latest = spawn_blocking(move || inner.audit.latest()).await;
+    let entries = latest.map_err(std::io::Error::other).and_then(|latest| latest).map_err(|e| {
         Failure::new(StatusCode::SERVICE_UNAVAILABLE, format!("the audit log cannot be read: {e}"))
             .with_remedy("see whether the state folder of the console can be read")
     })?;

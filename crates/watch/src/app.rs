@@ -82,9 +82,11 @@ impl App {
         Ok(false)
     }
 
-    /// That was asked of the job, and has this effect, or was refused.
-    pub(crate) fn answered(&mut self, words: String) {
-        (self.note, self.is_busy) = (words, false);
+    /// That was asked of the job `of`, and has this effect, or was refused.
+    pub(crate) fn answered(&mut self, of: &Status, words: &str) {
+        let is_shown = self.job.as_ref().is_some_and(|job| job.status().id == of.id);
+        self.is_busy = false;
+        self.note = if is_shown { words.to_owned() } else { format!("{}: {words}", of.label()) };
     }
 
     /// A key was pressed.
@@ -240,15 +242,23 @@ mod tests {
 
     #[test]
     fn a_job_is_cancelled_by_a_word_alone() {
-        let (mut app, now, _) = app(Kind::Copy);
+        let (mut app, now, entry) = app(Kind::Copy);
         for keys in ["c\r", "cy\r", "cyes\u{1b}", "cq\r", "cno\r", "cyesyes\r"] {
             assert_eq!(press(&mut app, keys, now), Action::None, "{keys:?}");
             assert!(shown(&app, now).contains("not cancelled") && !app.is_typing(), "{}", shown(&app, now));
         }
         assert_eq!(press(&mut app, "cyesx\u{7f}\r", now), Action::Order(Ask::Cancel));
         assert_eq!(press(&mut app, "p", now), Action::None, "one after the other");
-        app.answered("job x has ended".to_owned());
-        assert!(shown(&app, now).contains("note     job x has ended"), "{}", shown(&app, now));
+        app.answered(&entry.status, "it has ended already");
+        assert!(shown(&app, now).contains("note     it has ended already"), "{}", shown(&app, now));
+        // The answer about another job says so.
+        let other = Status { id: "copy-9".to_owned(), ..Status::default() };
+        app.answered(&other, "paused");
+        assert!(shown(&app, now).contains("note     copy-9: paused"), "{}", shown(&app, now));
+        assert_eq!(press(&mut app, "\u{1b}", now), Action::Back);
+        assert!(shown(&app, now).contains("looking") && !shown(&app, now).contains("no jobs"));
+        app.note(Sight::All(Ok(Vec::new())), now).expect("noted");
+        assert!(shown(&app, now).contains("there are no jobs"), "{}", shown(&app, now));
     }
 
     #[test]
@@ -270,11 +280,11 @@ mod tests {
     fn p_pauses_and_has_it_go_on() {
         let (mut app, now, mut entry) = app(Kind::Front);
         assert_eq!(press(&mut app, "p", now), Action::Order(Ask::Pause));
-        app.answered("paused".to_owned());
+        app.answered(&entry.status, "paused");
         entry.status.rates.paused = true;
         app.note(answered(&entry, Value::Null).into(), now).expect("noted");
         assert_eq!(press(&mut app, "p", now), Action::Order(Ask::Resume));
-        app.answered("resumed".to_owned());
+        app.answered(&entry.status, "resumed");
         assert_eq!(press(&mut app, "c", now), Action::None);
         assert!(shown(&app, now).contains("cannot be asked") && !app.is_typing(), "a front has no cancel");
         // Of a process that hangs nothing is asked.

@@ -22,6 +22,8 @@ const LINES_AROUND: usize = 5;
 #[derive(Debug, Default)]
 pub(crate) struct List {
     jobs: Vec<Watched>,
+    /// Whether they were looked at.
+    is_known: bool,
     /// The name of the one that Enter opens.
     selected: Option<String>,
 }
@@ -29,6 +31,7 @@ pub(crate) struct List {
 impl List {
     /// They were looked at.
     pub(crate) fn note(&mut self, seen: Vec<Seen>, now: Moment) {
+        self.is_known = true;
         let mut before = std::mem::take(&mut self.jobs);
         for seen in seen {
             let Seen { entry, answers, .. } = seen;
@@ -81,7 +84,9 @@ impl List {
         let mut lines = fitted(&[first], screen);
         let height = keys.map_or(usize::MAX, |(.., height)| height);
         let rows = height.saturating_sub(LINES_AROUND + lines.len() - 1).max(1);
-        if self.jobs.is_empty() {
+        if !self.is_known {
+            lines = vec!["jobs     looking".to_owned()];
+        } else if self.jobs.is_empty() {
             lines.push("there are no jobs".to_owned());
         } else {
             lines.push(String::new());

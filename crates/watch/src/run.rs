@@ -13,7 +13,7 @@ use whimbrel_control::http;
 use whimbrel_control::jobs::{Ask, CancelAnswer, Jobs};
 use whimbrel_control::service;
 use whimbrel_control::steering::{Request, Standing};
-use whimbrel_control::store::{Entry, Kind};
+use whimbrel_control::store::{Entry, Kind, Status};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_terminal::keyboard::{self, Keyboard, draw};
 use whimbrel_terminal::plain::plain;
@@ -245,7 +245,7 @@ async fn pressed(
     let status = watched.as_ref().map(|job| job.status().clone());
     let mut app = App::new(watched);
     let mut looking = Looking::at(jobs.clone(), status);
-    let mut orders: JoinSet<String> = JoinSet::new();
+    let mut orders: JoinSet<(Status, String)> = JoinSet::new();
     let mut keyboard = Keyboard::open().map_err(fail)?;
     let mut suspended = signal(SignalKind::from_raw(SIGTSTP)).map_err(fail)?;
     // Who has gone sees nothing any more, but the terminal may go on.
@@ -259,9 +259,7 @@ async fn pressed(
             sight = looking.next() => if app.note(sight, Moment::now())? {
                 break true;
             },
-            Some(told) = orders.join_next() => {
-                app.answered(told.unwrap_or_else(|_| "the question was broken off".to_owned()));
-            }
+            Some(Ok((of, words))) = orders.join_next() => app.answered(&of, &words),
             keys = keyboard.keys() => {
                 let mut quits = false;
                 for key in keys.map_err(fail)? {
@@ -294,8 +292,12 @@ async fn pressed(
         }
     };
     // What is asked of a job comes to its end although nobody looks any more.
-    while stop.run_until_cancelled(orders.join_next()).await.flatten().is_some() {}
+    let mut late = Vec::new();
+    while let Some(Some(answer)) = stop.run_until_cancelled(orders.join_next()).await {
+        late.extend(answer.ok().map(|(of, words)| format!("{}: {words}", of.label())));
+    }
     leave(&app, goes_on, keyboard).map_err(fail)?;
+    late.iter().for_each(|words| line(words));
     if let (true, Some(job)) = (has_ended, app.job()) {
         line(&last_words(job, goes_on(job.status()).as_deref()));
     }
@@ -322,7 +324,7 @@ fn leave(app: &App, goes_on: GoesOn<'_>, keyboard: Keyboard) -> io::Result<()> {
 }
 
 /// Asks a job for something; what came of it, in a line.
-async fn order(jobs: Arc<Jobs>, entry: Entry, ask: Ask) -> String {
+async fn order(jobs: Arc<Jobs>, entry: Entry, ask: Ask) -> (Status, String) {
     let (id, store) = (&entry.status.id, &jobs.store);
     let outcome = match ask {
         Ask::Pause => service::ask(store, id, Request::Pause, "pause")
@@ -334,7 +336,8 @@ async fn order(jobs: Arc<Jobs>, entry: Entry, ask: Ask) -> String {
         Ask::Cancel => cancel(&jobs, &entry).await,
         Ask::Set | Ask::Cutover | Ask::GoOn => Ok("that has no key here".to_owned()),
     };
-    outcome.unwrap_or_else(|error| format!("refused: {error}"))
+    let words = outcome.unwrap_or_else(|error| format!("refused: {error}"));
+    (entry.status, words)
 }
 
 async fn cancel(jobs: &Jobs, entry: &Entry) -> Result<String> {

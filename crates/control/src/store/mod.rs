@@ -285,16 +285,20 @@ impl Store {
     /// Nothing depends on it, so a failure is no error.
     pub fn end(&self, status: &Status) -> String {
         let mut kept = status.clone().with_origin_of(self.find(&status.id).as_ref());
+        // Its next run, by another process, may have begun: what stands under its name is that one's then.
+        let is_ours = self.find(&status.id).is_some_and(|there| there.created_s == status.created_s);
         // Runs that began within the same second take the next ones: none takes the place of another.
-        while self.path(&status.id, "json").exists() && self.path(&kept.kept_as(), "json").exists() {
+        while is_ours && self.path(&kept.kept_as(), "json").exists() {
             kept.created_s += 1;
         }
         let name = kept.kept_as();
-        for ending in ["json", "events", "report"] {
-            // Not every job has one.
-            let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));
+        if is_ours {
+            for ending in ["json", "events", "report"] {
+                // Not every job has one.
+                let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));
+            }
+            let _ = self.keep_schedule(&status.id, None::<&()>);
         }
-        let _ = self.keep_schedule(&status.id, None::<&()>);
         self.publish(&Status { id: name.clone(), scheduled: None, ..kept });
         self.prune();
         name
@@ -623,6 +627,27 @@ mod tests {
         let listed = store.list().expect("listed").into_iter().map(|entry| entry.status.id);
         assert_eq!(listed.collect::<Vec<_>>(), names);
         assert!(names.iter().all(|name| store.find(name).is_some_and(|kept| kept.is_run_of("copy-1"))));
+    }
+
+    /// A process may be slow to write down how its job ended: the journal is free by then, and another
+    /// process may run the job again.
+    #[test]
+    fn a_run_that_ends_late_takes_nothing_from_the_next_one() {
+        let (_folder, store) = store();
+        let run = |created_s: u64| Status {
+            id: "copy-1".to_owned(),
+            created_s,
+            updated_s: now_s(),
+            ..Status::default()
+        };
+        store.publish(&run(7));
+        store.forget("copy-1");
+        store.publish(&run(9));
+        store.keep_report("copy-1", &"of the second");
+        let kept = store.end(&Status { ended: true, ..run(7) });
+        assert_eq!(store.find(&kept).map(|kept| kept.ended), Some(true));
+        assert_eq!(store.find("copy-1").map(|next| (next.ended, next.created_s)), Some((false, 9)));
+        assert_eq!((store.report(&kept), store.report("copy-1")), (None, Some("of the second".into())));
     }
 
     #[test]

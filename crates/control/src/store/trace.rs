@@ -9,12 +9,15 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::units::format_duration_ms;
 use whimbrel_flow::budget::RatesNow;
+use whimbrel_flow::journal::{is_at, replace};
 
 use super::status::{Status, user};
 
@@ -182,7 +185,11 @@ impl fmt::Display for HookEnd {
     }
 }
 
-/// Only one at a time may make the file shorter, or write while another does.
+/// How long another process may take to make the file shorter, and how often it is tried again meanwhile.
+const SHORTENED_WITHIN: Duration = Duration::from_secs(1);
+const TRIED_EVERY: Duration = Duration::from_millis(5);
+
+/// Only one of this process writes at a time.
 static WRITING: Mutex<()> = Mutex::new(());
 
 /// What happened between two standings. `before` is `None` at the job's beginning.
@@ -233,18 +240,37 @@ pub(super) fn append(path: &Path, events: impl IntoIterator<Item = Event>) -> io
         return Ok(());
     }
     let _writing = WRITING.lock();
-    let flags = OFlag::O_NOFOLLOW.bits();
-    let open = || File::options().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
-    let mut file = open()?;
-    if file.metadata()?.len() > BYTES_MAX {
-        let known = std::fs::read_to_string(path)?;
-        let half =
-            (known.len() / 2..known.len()).find(|at| known.is_char_boundary(*at)).unwrap_or(known.len());
-        let newer = known[half..].split_once('\n').map_or("", |(_, newer)| newer);
-        text.insert_str(0, newer);
-        file.set_len(0)?;
+    let (flags, until) = (OFlag::O_NOFOLLOW.bits(), Instant::now() + SHORTENED_WITHIN);
+    loop {
+        let file = File::options().append(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
+        let is_long = file.metadata()?.len() > BYTES_MAX;
+        // Any number of processes may add to it, but none while one makes it shorter.
+        let lock = if is_long { FlockArg::LockExclusiveNonblock } else { FlockArg::LockSharedNonblock };
+        let mut file = match Flock::lock(file, lock) {
+            Ok(locked) => locked,
+            Err((_, Errno::EWOULDBLOCK)) if Instant::now() < until => {
+                std::thread::sleep(TRIED_EVERY);
+                continue;
+            }
+            // That process is stopped, or the file system has no locks.
+            Err((mut file, _)) => return file.write_all(text.as_bytes()),
+        };
+        if !is_at(path, &file.metadata()?) {
+            // Another one has the name meanwhile.
+            continue;
+        }
+        if !is_long {
+            return file.write_all(text.as_bytes());
+        }
+        text.insert_str(0, newer_half(&std::fs::read_to_string(path)?));
+        return replace(path, &text, false);
     }
-    file.write_all(text.as_bytes())
+}
+
+/// The lines of the second half.
+fn newer_half(known: &str) -> &str {
+    let half = (known.len() / 2..known.len()).find(|at| known.is_char_boundary(*at)).unwrap_or(known.len());
+    known[half..].split_once('\n').map_or("", |(_, newer)| newer)
 }
 
 /// What was written down; lines that are no events are left out.
@@ -319,5 +345,27 @@ mod tests {
         assert_eq!(read(&path).pop(), Some(Event { at_s: 7, what: hook }));
         std::fs::write(&path, "{\"at_s\":1,\"event\":\"begun\",\"by\":\"x\"}\nnonsense\n").expect("written");
         assert_eq!(read(&path), [Event { at_s: 1, what: What::Begun { by: "x".to_owned() } }]);
+    }
+
+    #[test]
+    fn what_another_process_adds_is_not_lost_while_the_file_is_made_shorter() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x.events");
+        let message = |message: String| Event { at_s: 1, what: What::Message { message } };
+        append(&path, (0..6_000).map(|n| message(format!("{n:040}")))).expect("written");
+        let long = path.metadata().expect("a file").len();
+        assert!(long > BYTES_MAX);
+        // Another one is about to add to it, and is stopped.
+        let other = File::options().append(true).open(&path).expect("opened");
+        let mut other = Flock::lock(other, FlockArg::LockSharedNonblock).expect("locked");
+        append(&path, [message("mine".to_owned())]).expect("written");
+        assert!(path.metadata().expect("a file").len() > long, "all of it is kept meanwhile");
+        other.write_all(b"{\"at_s\":1,\"event\":\"begun\",\"by\":\"x\"}\n").expect("written");
+        drop(other);
+        append(&path, [message("last".to_owned())]).expect("written");
+        assert!(path.metadata().expect("a file").len() < BYTES_MAX);
+        let last: Vec<Event> = read(&path).split_off(read(&path).len() - 3);
+        let theirs = Event { at_s: 1, what: What::Begun { by: "x".to_owned() } };
+        assert_eq!(last, [message("mine".to_owned()), theirs, message("last".to_owned())]);
     }
 }

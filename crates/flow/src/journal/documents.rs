@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Bound;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use redb::{
     TableHandle,
 };
 
-use super::files::{refuse_link, replace, sync_name};
+use super::files::{is_at, refuse_link, replace, sync_name};
 
 /// The only table: names to JSON documents.
 const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
@@ -82,6 +82,9 @@ fn failure(e: impl Into<redb::Error>) -> io::Error {
     }
 }
 
+/// By so many bytes redb knows its files.
+const FIRST_BYTES: usize = 9;
+
 /// How long others may have a file open to look at it, and how often it is tried again meanwhile.
 const LISTED_WITHIN: Duration = Duration::from_secs(1);
 const TRIED_EVERY: Duration = Duration::from_millis(10);
@@ -128,10 +131,12 @@ impl RedbDocuments {
         let file = options.read(true).write(true).open(path).map_err(OpenError::Failed)?;
         let opened = file.metadata().map_err(OpenError::Failed)?;
         let file = Arc::new(FileBackend::new(file)?);
-        let db = database(&file)?;
+        let db = match database(&file) {
+            Err(DatabaseError::Storage(_)) if empty_unbegun(&file)? => database(&file)?,
+            outcome => outcome?,
+        };
         // Its last owner may have removed it between our opening and our lock: then nobody else would see it.
-        let is_there = |named: Metadata| (named.dev(), named.ino()) == (opened.dev(), opened.ino());
-        if !path.symlink_metadata().is_ok_and(is_there) {
+        if !is_at(path, &opened) {
             return Err(OpenError::InUse);
         }
         if has_other_tables(&db).map_err(|e| OpenError::Failed(failure(e)))? {
@@ -206,6 +211,29 @@ fn tried_until<T>(until: Instant, mut open: impl FnMut() -> Result<T, OpenError>
             outcome => return outcome,
         }
     }
+}
+
+/// Empties a file in which nothing was ever written down: redb writes the first bytes last, so a process that
+/// was killed while it made the file, or found the disk full, leaves zeros there. False for every other file.
+fn empty_unbegun(file: &FileBackend) -> Result<bool, OpenError> {
+    let everything = (Bound::Unbounded, Bound::Unbounded);
+    let locked = file.try_lock_range(everything.0, everything.1);
+    if !locked.map_err(|e| OpenError::Failed(io::Error::other(e)))? {
+        return Err(OpenError::InUse);
+    }
+    let emptied = (|| {
+        let mut first = [0; FIRST_BYTES];
+        let len = FIRST_BYTES.min(usize::try_from(file.len()?).unwrap_or(FIRST_BYTES));
+        file.read(0, &mut first[..len])?;
+        let is_unbegun = len > 0 && first == [0; FIRST_BYTES];
+        if is_unbegun {
+            file.set_len(0)?;
+        }
+        Ok(is_unbegun)
+    })();
+    let unlocked = file.unlock_range(everything.0, everything.1);
+    let emptied = emptied.map_err(OpenError::Failed)?;
+    unlocked.map(|()| emptied).map_err(|e| OpenError::Failed(io::Error::other(e)))
 }
 
 fn has_other_tables(db: &Database) -> Result<bool, redb::Error> {

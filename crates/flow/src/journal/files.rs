@@ -1,8 +1,8 @@
 //! Files that are replaced as a whole, and that nobody leads elsewhere by a symbolic link.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use serde::Serialize;
@@ -25,7 +25,10 @@ pub fn write_durably(path: &Path, content: &impl Serialize) -> std::io::Result<(
 
 /// Puts a text into the place of a file, as a whole. Where it is to be `durable`, it is on disk when this
 /// returns.
-pub(super) fn replace(path: &Path, text: &str, durable: bool) -> std::io::Result<()> {
+///
+/// # Errors
+/// Likewise.
+pub fn replace(path: &Path, text: &str, durable: bool) -> std::io::Result<()> {
     let mut draft = path.as_os_str().to_owned();
     draft.push("-draft");
     let written = make_anew(Path::new(&draft)).and_then(|mut file| {
@@ -49,6 +52,11 @@ pub(super) fn replace(path: &Path, text: &str, durable: bool) -> std::io::Result
 pub fn sync_name(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Whether the file that was `opened` has this name still.
+pub fn is_at(path: &Path, opened: &Metadata) -> bool {
+    path.symlink_metadata().is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino()))
 }
 
 /// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link

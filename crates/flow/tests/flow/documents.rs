@@ -1,5 +1,7 @@
 //! Documents on a disk that is full for a while.
 
+use std::fs::{read, write};
+
 use whimbrel_flow::journal::{Documents, OpenError, RedbDocuments, is_full};
 use whimbrel_lab::SmallDisk;
 
@@ -28,4 +30,27 @@ fn what_was_written_outlives_a_full_disk() {
     drop(documents);
     let documents = RedbDocuments::open(&path).expect("nobody has it open");
     assert_eq!(documents.read("job").expect("read"), Some(large));
+}
+
+/// A process that is killed while it makes the file, or finds the disk full, leaves zeros behind: they keep
+/// nobody from the job of that name for good.
+#[test]
+fn a_file_in_which_nothing_was_written_down_is_begun_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (number, len) in [1, 9, 4_096, 1 << 20].into_iter().enumerate() {
+        let path = folder.path().join(format!("zeros-{number}"));
+        write(&path, vec![0; len]).expect("written");
+        let documents = RedbDocuments::create(&path).expect("made");
+        documents.write(&[("job", "first")]).expect("written");
+        drop(documents);
+        let documents = RedbDocuments::open(&path).expect("it is there");
+        assert_eq!(documents.read("job").expect("read").as_deref(), Some("first"));
+        assert!(matches!(RedbDocuments::open(&path), Err(OpenError::InUse)), "it is locked as ever");
+    }
+    let path = folder.path().join("other");
+    for other in [&b"a file of somebody else"[..], b"redb", &[0, 0, 0, 0, 0, 0, 0, 0, 7, 0]] {
+        write(&path, other).expect("written");
+        assert!(matches!(RedbDocuments::create(&path), Err(OpenError::Failed(_))), "{other:?}");
+        assert_eq!(read(&path).expect("it is there"), other, "it was changed");
+    }
 }
