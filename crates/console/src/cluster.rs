@@ -133,6 +133,9 @@ const KEPT: [&str; 10] = [
     "ops_per_second",
 ];
 
+/// While somebody looks, the cluster is asked again before this has passed.
+const ASKED_LATELY_MS: u64 = 30_000;
+
 /// Whether a node of the cluster, as it was found, is silent.
 pub fn has_silence(value: &Value) -> bool {
     let is_silent = |node: &Value| node["answers"] == false;
@@ -154,8 +157,9 @@ fn note_silence(value: &mut Value, findings: &[Finding], before: Option<&Value>,
     let silent_since = |id: &Value| {
         let known = nodes_before().find(|node| node["id"] == *id);
         let since = known.and_then(|node| node["silent_since_ms"].as_u64());
-        // It answered when it was asked before.
-        let answered = || known.and(before).and_then(|before| before["read_ms"].as_u64());
+        // It answered when it was asked before. Where nobody has looked for a while, nobody has asked since.
+        let is_lately = |read_ms: &u64| now_ms.saturating_sub(*read_ms) <= ASKED_LATELY_MS;
+        let answered = || known.and(before).and_then(|before| before["read_ms"].as_u64()).filter(is_lately);
         let patience = u64::try_from(NODE_WITHIN.as_millis()).unwrap_or(u64::MAX);
         since.or_else(answered).unwrap_or_else(|| now_ms.saturating_sub(patience))
     };
@@ -288,6 +292,8 @@ mod tests {
         let next = shown(Some(&before), 12_000);
         assert_eq!((&next["silent_since_ms"], &next["keys"]), (&json!(9_000), &json!(7)));
         assert_eq!((&next["read_ms"], &next["slot_count"]), (&json!(9_000), &json!(6)));
+        let unwatched = shown(Some(&before), 9_000_000);
+        assert_eq!(unwatched["silent_since_ms"], json!(8_998_000), "nobody has asked meanwhile");
         let later = shown(Some(&json!({"read_ms": 12_000, "shards": [next]})), 16_000);
         assert_eq!((&later["silent_since_ms"], &later["read_ms"]), (&json!(9_000), &json!(9_000)));
     }

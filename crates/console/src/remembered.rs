@@ -10,7 +10,7 @@ use whimbrel_control::clock::now_ms;
 use whimbrel_control::store::Status;
 use whimbrel_flow::journal::write_whole;
 
-use crate::runs::is_side;
+use crate::runs::{has_address, is_side};
 
 const FILE: &str = "console-migrations.json";
 
@@ -97,9 +97,15 @@ impl Remembered {
     /// of each the newest counts.
     pub fn find(&self, job: &Status) -> Value {
         let migrations = self.migrations.lock();
-        let its = migrations
-            .iter()
-            .filter(|known| is_side(&job.source, &known.source) && is_side(&job.target, &known.target));
+        let its = migrations.iter().filter(|known| {
+            // Where no addresses were given, it is known of the job that was begun so.
+            let sides = [&known.source, &known.target];
+            let was_begun =
+                known.begun["job"] == json!(job.id) && known.begun["created_s"] == json!(job.created_s);
+            is_side(&job.source, &known.source)
+                && is_side(&job.target, &known.target)
+                && (was_begun || sides.iter().all(|given| has_address(given)))
+        });
         let newest = |of: fn(&Migration) -> &Value| {
             let found = its.clone().map(of).filter(|value| !value.is_null());
             found.max_by_key(|value| value["at_ms"].as_u64()).cloned()
@@ -145,6 +151,19 @@ mod tests {
         assert_eq!(Remembered::of(folder.path()).find(&job(8))["begun"], Value::Null, "another run");
         let other = Status { target: "c:3".to_owned(), ..job(7) };
         assert_eq!(remembered.find(&other)["rehearsal"], Value::Null);
+    }
+
+    #[test]
+    fn what_is_known_of_one_primary_of_a_sentinel_is_not_shown_of_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let remembered = Remembered::of(folder.path());
+        let sides = ("sentinel://s:26379/main", "b:2");
+        remembered.note(sides, About::Assessment, json!({"state": "done"}));
+        assert_eq!(remembered.find(&job(7))["assessment"], Value::Null, "any primary may be meant");
+        remembered.note(sides, About::Begun, json!({"job": "sync-1", "created_s": 7}));
+        let begun = |id: &str| Status { id: id.to_owned(), ..job(7) };
+        assert_eq!(remembered.find(&begun("sync-1"))["assessment"]["state"], "done");
+        assert_eq!(remembered.find(&begun("sync-2"))["assessment"], Value::Null);
     }
 
     #[test]

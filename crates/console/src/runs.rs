@@ -493,10 +493,13 @@ pub(crate) fn is_side(address: &str, given: &str) -> bool {
     let bare = given.split_once("://").map_or(given, |(_, rest)| rest);
     let bare = bare.rsplit_once('@').map_or(bare, |(_, rest)| rest);
     let bare = bare.split(['/', '?']).next().unwrap_or(bare);
-    // Where there is no address in it, any may be meant: of a Sentinel's primary, or a socket's.
-    let is_plain =
-        matches!(given.split_once("://"), None | Some(("redis" | "rediss" | "valkey" | "valkeys", _)));
-    !is_plain || address == bare || address == given || address.strip_suffix(":6379") == Some(bare)
+    !has_address(given) || address == bare || address == given || address.strip_suffix(":6379") == Some(bare)
+}
+
+/// Whether there is an address in what was given. Where there is none, any may be meant: of a Sentinel's
+/// primary, or a socket's.
+pub(crate) fn has_address(given: &str) -> bool {
+    matches!(given.split_once("://"), None | Some(("redis" | "rediss" | "valkey" | "valkeys", _)))
 }
 
 /// A new file for this user alone.
