@@ -58,7 +58,7 @@ impl SceneBuilder {
 
 /// What a command that moved slots said at its end.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct MoveReport {
     /// The last JSON line, the report.
     pub report: Value,
     /// All that it wrote.
@@ -255,7 +255,7 @@ fn end_of(log: &str) -> String {
     lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
 }
 
-impl Told {
+impl MoveReport {
     /// Waits for the end of a command that must succeed, and finds its report.
     ///
     /// Panics if it ends otherwise or has none.

@@ -75,15 +75,15 @@ async function ask(method, path, body, signal) {
     // A body that is no JSON says nothing; the status does.
   }
   // A proxy may give up, or answer in the server's place, while an order is carried out.
-  const doubt = method === "GET" ? null : "look at the jobs before you try again: it may have been done";
+  const unsure = method === "GET" ? null : "look at the jobs before you try again: it may have been done";
   if (response.ok && value !== null) return value;
-  if (response.ok) throw new ApiError(0, "what has answered is not the console's server", doubt);
+  if (response.ok) throw new ApiError(0, "what has answered is not the console's server", unsure);
   // Of a token that has been replaced meanwhile it says nothing about the new one.
   if (response.status === 401 && sent === token()) whenRefused();
   throw new ApiError(
     response.status,
     value?.error ?? `the server answers ${response.status}`,
-    value?.remedy ?? (response.status >= 500 ? doubt : null),
+    value?.remedy ?? (response.status >= 500 ? unsure : null),
   );
 }
 

@@ -1,5 +1,5 @@
 // Small charts of lines. The line is SVG, its numbers are text beside it, and the same is there as a table,
-// for screen readers and for whoever wants to read a number.
+// for screen readers and for people who want to read a number.
 
 import { attr, fill, h, plainTable, text } from "./dom.js";
 import { clock, UNKNOWN } from "./units.js";

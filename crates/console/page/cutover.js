@@ -25,7 +25,7 @@ const FENCE_HINT =
   "What keeps writers away from the source afterwards. The rehearsal says whether the servers " +
   "permit it.";
 
-/** The choices, kept by whoever shows them. Returns the fields and what they say now. */
+/** The choices, kept by the caller that shows them. Returns the fields and what they say now. */
 export function settings(kept = {}) {
   const fence = select("fence", FENCES, kept.fence ?? "acl");
   const pause = h("input", {

@@ -73,11 +73,12 @@ export function refill(node, basis, build) {
   const key = JSON.stringify(basis);
   if (node.basis === key) return;
   node.basis = key;
-  const name = node.contains(document.activeElement) && document.activeElement.dataset.test;
-  const called = () => [...node.querySelectorAll(`[data-test="${CSS.escape(name)}"]`)];
-  const place = name ? called().indexOf(document.activeElement) : -1;
+  const { test, of } = node.contains(document.activeElement) ? document.activeElement.dataset : {};
   fill(node, build());
-  if (place >= 0) called()[place]?.focus({ preventScroll: true });
+  if (!test) return;
+  const same = [...node.querySelectorAll(`[data-test="${CSS.escape(test)}"]`)].filter((one) => one.dataset.of === of);
+  // Where there are several it could be another one's.
+  if (same.length === 1) same[0].focus({ preventScroll: true });
 }
 
 /** The rows of each parent, by key. */

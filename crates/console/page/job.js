@@ -296,12 +296,13 @@ function askGoOn(job) {
     ],
     run: async (confirmed) => {
       const [source, target] = passwords.map((input) => input.value || undefined);
-      await post(jobPath(job.name, "go-on"), {
+      const { warning } = await post(jobPath(job.name, "go-on"), {
         confirm: confirmed,
         source_password: source,
         target_password: target,
       });
       announce(`${job.name} goes on`);
+      if (warning) return warning;
     },
   });
 }
@@ -345,6 +346,7 @@ export function cancelPlanButton(plan) {
     may("operate") &&
     button(`Cancel all ${count(left)} of this plan …`, "cancel-plan", () => askCancelPlan(plan), {
       class: "danger",
+      "data-of": plan,
     })
   );
 }

@@ -83,7 +83,7 @@ export function follow(on) {
         if (!stopped) return;
       } catch (error) {
         if (stopped) return;
-        // For whoever looks into why: the page says only that it is lost.
+        // For people who look into why: the page says only that it is lost.
         console.warn(`the stream has ended: ${error.message}`);
         // What could not be read leaves its connection open, and a browser has few.
         abort?.abort();

@@ -7,8 +7,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::clock::now_ms;
 use whimbrel_control::described;
+use whimbrel_control::repair::instruction;
 use whimbrel_control::repair::round;
-use whimbrel_control::repair::told;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::nodes::{Counted, Finding, Survey, SurveyOptions};
@@ -204,7 +204,7 @@ pub async fn repair(mover: &Mover) -> Result<Value> {
             "read_ms": now_ms(),
             "findings": findings.iter().map(described::finding).collect::<Vec<_>>(),
             "actions": plan.actions.iter().map(|a| described::action(&survey, a)).collect::<Vec<_>>(),
-            "left": plan.left.iter().map(|left| told::left(&survey, left)).collect::<Vec<_>>(),
+            "left": plan.left.iter().map(|left| instruction::left(&survey, left)).collect::<Vec<_>>(),
             "command": format!("whimbrel repair {}", mover.cluster()),
         }))
     };

@@ -16,7 +16,7 @@ use whimbrel_control::steering::{Call, Request, Scheduled};
 use whimbrel_control::store::{Entry, Kind, Status, Store};
 use whimbrel_core::schedule::{TimeError, When, parse_time};
 use whimbrel_core::units::{format_count_of, format_duration_ms};
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::sync::{Compare, CutoverOptions};
 
@@ -248,14 +248,14 @@ impl CutoverWanted {
         Ok(CutoverOptions {
             max_pause_ms: self.max_pause_ms,
             fence: match self.fence {
-                FenceChoice::None => FenceKind::None,
-                FenceChoice::Pause => FenceKind::Pause { limit_ms: self.fence_for_ms },
-                FenceChoice::Acl => FenceKind::Acl,
-                FenceChoice::ReadonlyReplica => FenceKind::ReadonlyReplica,
+                FenceChoice::None => WriterFenceKind::None,
+                FenceChoice::Pause => WriterFenceKind::Pause { limit_ms: self.fence_for_ms },
+                FenceChoice::Acl => WriterFenceKind::Acl,
+                FenceChoice::ReadonlyReplica => WriterFenceKind::ReadonlyReplica,
                 FenceChoice::External => {
-                    FenceKind::External { quiet_ms: self.quiet_for_ms, wait_ms: self.wait_for_quiet_ms }
+                    WriterFenceKind::External { quiet_ms: self.quiet_for_ms, wait_ms: self.wait_for_quiet_ms }
                 }
-                FenceChoice::Front => FenceKind::Front,
+                FenceChoice::Front => WriterFenceKind::Front,
             },
             front,
             compare: match self.compare {
@@ -431,7 +431,7 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
         return Ok(json!({"outcome": report, "text": in_words(&report, wanted.dry_run)}));
     }
     // The sync would refuse it as well, but only after it was rehearsed.
-    if options.fence == FenceKind::None {
+    if options.fence == WriterFenceKind::None {
         return Err(Failure::bad("without a fence nothing is handed over, so there is nothing to order")
             .with_remedy("name a fence"));
     }
@@ -474,23 +474,18 @@ pub(crate) async fn go_on(inner: Arc<Inner>, name: String, wanted: GoOnWanted, w
     let entry = inner.runs.clone().go_on(&status, wanted, who).await?;
     let (store, id) = (inner.jobs().store, entry.status.id);
     // As it was steered last, which its command does not know. It may have ended by now.
-    let steered = async {
-        let last = status.rates.as_change();
-        if last != RateChange::default() {
-            service::ask(&store, &id, Request::Set(last), "set the rates of").await?;
-        }
-        if status.rates.paused {
-            service::ask(&store, &id, Request::Pause, "pause").await?;
-        }
-        Ok::<_, whimbrel_engine::error::Error>(())
-    };
-    match steered.await {
-        Err(error) if store.is_served(&id) => {
-            let what = format!("job {id} goes on, but not with the limits or the pause that it had: {error}");
-            Err(Failure::conflict(what).with_remedy("set them again on its page"))
-        }
-        _ => Ok(json!({"name": id})),
+    let last = status.rates.as_change();
+    let mut failed = Vec::new();
+    if last != RateChange::default() {
+        failed.extend(service::ask(&store, &id, Request::Set(last), "set the rates of").await.err());
     }
+    if status.rates.paused {
+        failed.extend(service::ask(&store, &id, Request::Pause, "pause").await.err());
+    }
+    let warning = failed.first().filter(|_| store.is_served(&id)).map(|error| {
+        format!("{id} goes on, but without the limits or the pause that it had: {error}. Set them again")
+    });
+    Ok(json!({"name": id, "warning": warning}))
 }
 
 /// What came of a cutover.
@@ -568,7 +563,7 @@ mod tests {
             wanted.options(Path::new("/nowhere"), &Status::default()).map_err(|e| e.error)
         };
         let usual = of("{}").expect("possible");
-        assert_eq!((usual.max_pause_ms, usual.fence, usual.dry_run), (100, FenceKind::None, false));
+        assert_eq!((usual.max_pause_ms, usual.fence, usual.dry_run), (100, WriterFenceKind::None, false));
         assert!(of(r#"{"max_pause_ms": 0}"#).is_err() && of(r#"{"max_pause_ms": 60001}"#).is_err());
         assert!(of(r#"{"reverse": true, "back": true}"#).is_err());
         assert!(of(r#"{"fence": "front"}"#).is_err(), "there is no front");

@@ -6,7 +6,7 @@ use whimbrel_core::schedule::Window;
 use whimbrel_engine::nodes::{Finding, NodeName, Opinion, Survey};
 
 use crate::clock::now_s;
-use crate::repair::told::Told;
+use crate::repair::instruction::Instruction;
 
 /// At which times of the day keys move, for programs, and the moment at which they begin next where they are
 /// closed.
@@ -101,7 +101,7 @@ pub fn action(survey: &Survey, action: &Action) -> Value {
         Change::Empty { .. } => "empty",
         Change::EmptyReplica { .. } => "empty_replica",
     };
-    let told = Told { action, survey };
+    let told = Instruction { action, survey };
     let mut value = json!({
         "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": told.why(),
         "text": told.to_string(),

@@ -31,7 +31,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
-use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused, Sighting};
+use whimbrel_engine::handover::{Handover, HandoverOptions, Members, Paused, Sighting, SlotFenceKind};
 use whimbrel_flow::functions;
 use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, TargetGate, TargetGateGuard, count_keys};
 
@@ -105,7 +105,7 @@ pub(crate) struct Executor {
     mover: Option<SlotMover>,
     paused: Option<(Paused, Instant)>,
     /// From before the pause until the writers are let go.
-    quiet: Option<TargetGateGuard>,
+    gate: Option<TargetGateGuard>,
     sealed_at: Option<Instant>,
     /// The slots that were taken over together with their fence.
     taken: Option<SlotSet>,
@@ -158,7 +158,7 @@ impl Executor {
             feed: None,
             mover: None,
             paused: None,
-            quiet: None,
+            gate: None,
             sealed_at: None,
             taken: None,
             members,
@@ -253,7 +253,7 @@ impl Executor {
         self.handover = None;
         self.mover = None;
         self.paused = None;
-        self.quiet = None;
+        self.gate = None;
         self.sealed_at = None;
         self.taken = None;
     }
@@ -323,7 +323,7 @@ impl Executor {
             Action::GiveBack => {
                 self.handover().await?.give_back(slots).await?;
                 self.paused = None;
-                self.quiet = None;
+                self.gate = None;
                 Ok(Detail::Nothing)
             }
             Action::Observe { after_ms } => self.observe(slots, *after_ms).await,
@@ -362,7 +362,7 @@ impl Executor {
                 rates: self.progress.rates.clone(),
                 job: self.job.clone(),
                 drain_ms_max: self.rules.max_pause_ms / 2,
-                quiet: quiet_of(&target),
+                gate: gate_of(&target),
             };
             let (deployment, progress) = (self.deployment.clone(), self.progress.moved.clone());
             let mover =
@@ -548,7 +548,7 @@ impl Executor {
         // Before the pause: what other jobs have on their way to the target would make writers wait longer.
         // And before the epochs are looked at: a takeover of another job would change the target's.
         let target = self.handover().await?.target_address().clone();
-        self.quiet = Some(quiet_of(&target).begin().await);
+        self.gate = Some(gate_of(&target).begin().await);
         self.handover().await?.raise_epoch().await?;
         self.sealed_at = None;
         let handover = self.handover().await?;
@@ -573,7 +573,7 @@ impl Executor {
 
     /// What a released pause comes to.
     fn released(&mut self) -> Detail {
-        self.quiet = None;
+        self.gate = None;
         let sealed = self.sealed_at.is_some();
         let paused_ms = self.paused.take().map_or(0, |(paused, started)| {
             // Where no fence prolonged it, it has ended by itself when its time was up.
@@ -669,7 +669,7 @@ impl Executor {
         self.fence_begun = Some(Instant::now());
         let last_moment = Self::before_end(&paused, self.need.sealing_ms * 3 / 5);
         let handover = self.handover().await?;
-        let fenced = if handover.fence_kind() == FenceKind::Redirecting {
+        let fenced = if handover.fence_kind() == SlotFenceKind::Redirecting {
             // From the fence on clients are sent to the target, so there must be no moment in which it sends
             // them back, not even that of a journal. What a process that dies in between leaves is looked
             // into as after any fence.
@@ -737,7 +737,7 @@ async fn slow_writers(
 }
 
 /// What all jobs of this process with that target share.
-fn quiet_of(target: &Address) -> TargetGate {
+fn gate_of(target: &Address) -> TargetGate {
     static ALL: OnceLock<Mutex<HashMap<Address, TargetGate>>> = OnceLock::new();
     let all = ALL.get_or_init(Mutex::default);
     all.lock().entry(target.clone()).or_default().clone()

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_flow::sync::{FrontOrder, FrontStand, Fronts, Told};
+use whimbrel_flow::sync::{FrontOrder, FrontStand, Fronts, OrderAnswer};
 
 use crate::failpoint::{self, When};
 use crate::hooks::{HookSettings, JobHooks};
@@ -198,7 +198,7 @@ pub fn find(folder: &Path, named: FrontName<'_>) -> Result<PathBuf> {
 pub struct LocalFronts;
 
 impl Fronts for LocalFronts {
-    fn send<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a> {
+    fn send<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> OrderAnswer<'a> {
         Box::pin(send(socket, order))
     }
 }

@@ -177,7 +177,7 @@ impl HttpServer {
     }
 
     /// Answers until `stop`.
-    pub async fn serve(self, exposed: Arc<dyn MetricsSource>, stop: CancellationToken) {
+    pub async fn serve(self, source: Arc<dyn MetricsSource>, stop: CancellationToken) {
         let router = Router::new()
             .route("/metrics", get(metrics))
             .route(
@@ -189,7 +189,7 @@ impl HttpServer {
                 get(|State(at): State<Arc<dyn MetricsSource>>| async move { verdict(at.readiness()) }),
             )
             .route("/status", get(status))
-            .with_state(exposed);
+            .with_state(source);
         self.listener.serve(router, stop).await;
     }
 }
@@ -253,8 +253,8 @@ pub async fn status_at(at: &str) -> Result<serde_json::Value> {
     }
 }
 
-async fn metrics(State(exposed): State<Arc<dyn MetricsSource>>) -> Response {
-    in_numbers(exposed.metrics())
+async fn metrics(State(source): State<Arc<dyn MetricsSource>>) -> Response {
+    in_numbers(source.metrics())
 }
 
 /// Numbers, as Prometheus reads them.
@@ -268,13 +268,13 @@ pub fn in_numbers(metrics: Vec<Metric>) -> Response {
     }
 }
 
-async fn status(State(exposed): State<Arc<dyn MetricsSource>>, headers: HeaderMap) -> Response {
+async fn status(State(source): State<Arc<dyn MetricsSource>>, headers: HeaderMap) -> Response {
     if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_own_name) {
         let why = "ask by the address of this machine, or by its own name: a page that a browser shows could \
             have made up any other one\n";
         return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
     }
-    ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", exposed.status())).into_response()
+    ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", source.status())).into_response()
 }
 
 /// Whether a `Host` header names this machine, and cannot be a name of somebody else's which leads here: then

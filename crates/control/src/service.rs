@@ -33,7 +33,9 @@ use crate::store::{Entry, Journal, Kind, Origin, Status, Store};
 
 use self::plain::Ended;
 pub use self::plain::{Fallback, PlainRecord};
-pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, check_legacy, cut_all};
+pub use self::settings::{
+    HandoverPlan, Method, NATIVE_STALL_MS, Native, Settings, check_legacy, plan_handovers,
+};
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
@@ -372,7 +374,7 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
 pub async fn prepare(
     store: &Store,
     deployment: &Deployment,
-    (moves, cuts): (&[Move], Vec<Cut>),
+    (moves, cuts): (&[Move], Vec<HandoverPlan>),
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64,
 ) -> Result<Vec<Ready>> {
@@ -387,7 +389,7 @@ pub async fn prepare(
 pub(crate) async fn prepare_for(
     store: &Store,
     deployment: &Deployment,
-    (moves, cuts): (&[Move], Vec<Cut>),
+    (moves, cuts): (&[Move], Vec<HandoverPlan>),
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64,
     origin: &Origin,
@@ -406,7 +408,7 @@ pub(crate) async fn prepare_for(
         let name = format!("m{:x}-{:x}-{number}", now_s(), std::process::id());
         let id: JobId = name.parse().map_err(|e| Error::own("name a job", e))?;
         tasks.push(match (settings.method, cuts.next()) {
-            (Method::External, Some(Cut { parts, max_pause_ms, .. })) => {
+            (Method::External, Some(HandoverPlan { parts, max_pause_ms, .. })) => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();

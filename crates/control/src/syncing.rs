@@ -48,7 +48,7 @@ pub struct StatusSnapshot<'a> {
 
 impl Running {
     /// What is shown of it.
-    pub fn card(&self) -> StatusSnapshot<'_> {
+    pub fn snapshot(&self) -> StatusSnapshot<'_> {
         StatusSnapshot {
             name: &self.name,
             source: &self.source,
@@ -60,12 +60,12 @@ impl Running {
 
     /// How it stands, as a job that began so.
     pub fn standing(&self, begun_with: &Status) -> Standing {
-        let card = self.card();
-        let counts = &card.status.counts;
-        let phase = serde_json::to_value(card.status.phase).unwrap_or_default();
+        let snapshot = self.snapshot();
+        let counts = &snapshot.status.counts;
+        let phase = serde_json::to_value(snapshot.status.phase).unwrap_or_default();
         let keys = counts.keys_total;
         let transferred = counts.written.min(keys);
-        let keys_moved = match card.status.phase {
+        let keys_moved = match snapshot.status.phase {
             SyncPhase::Attaching | SyncPhase::Snapshotting => transferred,
             // It may have ended before anything was transferred.
             SyncPhase::Stopped => transferred.max(begun_with.keys_moved.min(keys)),
@@ -75,10 +75,10 @@ impl Running {
             keys,
             keys_moved,
             phase: phase.as_str().unwrap_or_default().to_owned(),
-            message: trouble(&card.status),
+            message: trouble(&snapshot.status),
             ..begun_with.clone()
         };
-        Standing { job, details: serde_json::to_value(&card).unwrap_or_default() }
+        Standing { job, details: serde_json::to_value(&snapshot).unwrap_or_default() }
     }
 }
 
@@ -237,7 +237,7 @@ impl MetricsSource for Current {
     }
 
     fn status(&self) -> serde_json::Value {
-        self.get().and_then(|running| serde_json::to_value(running.card()).ok()).unwrap_or_default()
+        self.get().and_then(|running| serde_json::to_value(running.snapshot()).ok()).unwrap_or_default()
     }
 }
 

@@ -26,7 +26,7 @@ pub enum Expiry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
     /// The server tells the time itself, by `PEXPIRETIME`.
-    Told,
+    Absolute,
     /// The server's, which is read before and after `PTTL`. That counts from the clock at that very command,
     /// in a transaction as well: where both times are the same millisecond, the sum is the expiry to the
     /// millisecond.
@@ -42,7 +42,7 @@ pub enum Clock {
 impl Clock {
     /// That of a server whose clock may be asked: `absolute` where it has `PEXPIRETIME`.
     pub fn of_server(absolute: bool) -> Clock {
-        if absolute { Clock::Told } else { Clock::Servers }
+        if absolute { Clock::Absolute } else { Clock::Servers }
     }
 
     /// Whether two answers, the second of a later question, may be about the same expiry. By the clock of
@@ -83,7 +83,7 @@ pub fn ask(out: &mut Outbox, clock: Clock, key: &[u8]) {
 /// As [`ask`], the commands one by one: for those who have something to say before each.
 pub fn question<'a>(clock: Clock, key: &'a [u8], push: &mut dyn FnMut(&[&'a [u8]])) {
     match clock {
-        Clock::Told => push(&[b"PEXPIRETIME", key]),
+        Clock::Absolute => push(&[b"PEXPIRETIME", key]),
         Clock::Servers => {
             push(&[b"TIME"]);
             push(&[b"PTTL", key]);
@@ -108,7 +108,7 @@ pub fn read<V: Borrow<Value>>(replies: &mut impl Iterator<Item = V>, clock: Cloc
                 (Some(_), Some(_)) => Expiry::Unclear,
                 _ => Expiry::Unknown,
             },
-            _ if clock == Clock::Told => Expiry::At(*ms),
+            _ if clock == Clock::Absolute => Expiry::At(*ms),
             _ => Expiry::At(now_ms().saturating_add(*ms)),
         },
         _ => Expiry::Unknown,
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(look(1_999, 5, 2_000), Some(Expiry::Unclear));
         assert_eq!(look(1_999, -1, 2_000), Some(Expiry::Never));
         assert_eq!(look(1_999, -2, 2_000), Some(Expiry::Gone));
-        assert_eq!(read(&mut [Value::Int(7_006)].iter(), Clock::Told), Some(Expiry::At(7_006)));
+        assert_eq!(read(&mut [Value::Int(7_006)].iter(), Clock::Absolute), Some(Expiry::At(7_006)));
         assert_eq!(read(&mut [time(0), Value::Int(7)].iter(), Clock::Servers), None);
     }
 
@@ -154,6 +154,6 @@ mod tests {
         assert!(!own(0).is_same(at(9_000), at(8_000)), "it was shortened");
         assert!(!own(500).is_same(at(9_000), at(9_010)), "it was prolonged");
         assert!(!own(500).is_same(at(9_000), Expiry::Never) && own(0).is_same(Expiry::Never, Expiry::Never));
-        assert!(!Clock::Told.is_same(at(9_000), at(8_999)));
+        assert!(!Clock::Absolute.is_same(at(9_000), at(8_999)));
     }
 }

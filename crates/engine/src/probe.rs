@@ -350,7 +350,7 @@ impl Capabilities {
     /// By which clock it is known, from now on, when keys expire.
     pub fn clock(&self) -> Clock {
         match (self.pexpiretime, self.time) {
-            (true, _) => Clock::Told,
+            (true, _) => Clock::Absolute,
             (false, true) => Clock::Servers,
             (false, false) => Clock::Own { asked: Instant::now() },
         }

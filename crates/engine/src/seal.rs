@@ -3,8 +3,8 @@
 //! A [`Seal`] pauses writes on every primary (`CLIENT PAUSE … WRITE`); readers go on. When
 //! its time is up the servers resume by themselves, so a whimbrel that died pauses nobody for ever.
 //!
-//! A [`WriterFence`] is what keeps writers out once the other side is the one that counts. See [`FenceKind`]
-//! for the ways.
+//! A [`WriterFence`] is what keeps writers out once the other side is the one that counts. See
+//! [`WriterFenceKind`] for the ways.
 
 mod fence;
 mod pause;
@@ -12,7 +12,7 @@ mod rights;
 mod waiting;
 mod writing;
 
-pub use self::fence::{FenceKind, WriterFence};
+pub use self::fence::{WriterFence, WriterFenceKind};
 pub use self::pause::{Reached, Seal};
 pub use self::rights::check_rights;
 pub use self::writing::{WritingClient, is_whimbrels, other_clients, writing_clients};

@@ -228,14 +228,14 @@ impl Mover {
                 .max(u64::from(options.migrate_timeout_ms) + GRACE_MS),
             ..deployment.options
         };
-        let party = |side: Side, node: &Node| Peer {
+        let end = |side: Side, node: &Node| Peer {
             endpoint: Arc::new(Endpoint { side, ..(**own).clone() }),
             address: node.address.clone(),
             options: link_options,
             link: None,
         };
         let primary = |side: Side, id: &NodeId| match view.node(id) {
-            Some(node) if node.is_primary() => Ok(party(side, node)),
+            Some(node) if node.is_primary() => Ok(end(side, node)),
             Some(node) => Err(Error::unfit(
                 side,
                 node.address.to_string(),
@@ -247,22 +247,22 @@ impl Mover {
                 Err(Error::unfit(side, own.address.to_string(), tried, what))
             }
         };
-        let (source_party, target_party) = (primary(Side::Source, source)?, primary(Side::Target, target)?);
+        let (source_end, target_end) = (primary(Side::Source, source)?, primary(Side::Target, target)?);
         if source == target {
-            return Err(target_party.error(tried, "source and target are the same node"));
+            return Err(target_end.error(tried, "source and target are the same node"));
         }
         let announced = match as_announced.node(target).map(|n| &n.address) {
             Some(Address::Tcp(host, port)) => (host.clone(), port.to_string()),
-            _ => return Err(target_party.error(tried, "the cluster does not know its address")),
+            _ => return Err(target_end.error(tried, "the cluster does not know its address")),
         };
         let is_other = |n: &&Node| n.id != *source && n.id != *target && n.is_usable();
-        let others = view.primaries().filter(is_other).map(|n| party(Side::Source, n)).collect();
+        let others = view.primaries().filter(is_other).map(|n| end(Side::Source, n)).collect();
         let mut mover = Mover {
             options,
             source_id: source.clone(),
             target_id: target.clone(),
-            source: source_party,
-            target: target_party,
+            source: source_end,
+            target: target_end,
             others,
             announced,
             at_target: SlotSet::new(),
@@ -392,9 +392,9 @@ impl Mover {
     /// How many of the keys both nodes have with different payloads.
     async fn differing(&mut self, keys: &[Bytes]) -> Result<usize> {
         let mut payloads = [Vec::new(), Vec::new()];
-        for (party, payloads) in [&mut self.source, &mut self.target].into_iter().zip(&mut payloads) {
-            let asking = party.endpoint.side == Side::Target;
-            let link = party.link().await?;
+        for (end, payloads) in [&mut self.source, &mut self.target].into_iter().zip(&mut payloads) {
+            let asking = end.endpoint.side == Side::Target;
+            let link = end.link().await?;
             for key in keys {
                 if asking {
                     link.push(&[b"ASKING"]);
@@ -454,9 +454,9 @@ impl Mover {
 }
 
 /// `CLUSTER SETSLOT slot STATE node`.
-async fn setslot(party: &mut Peer, slot: &str, state: &str, node: &str) -> Result<()> {
+async fn setslot(end: &mut Peer, slot: &str, state: &str, node: &str) -> Result<()> {
     let words: [&[u8]; 5] = [b"CLUSTER", b"SETSLOT", slot.as_bytes(), state.as_bytes(), node.as_bytes()];
-    let link = party.link().await?;
+    let link = end.link().await?;
     let reply = link.ask(&words).await?;
     link.check(reply, format!("CLUSTER SETSLOT {slot} {state}").as_bytes())?;
     Ok(())

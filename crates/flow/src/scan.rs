@@ -14,6 +14,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
+use whimbrel_wire::value::Value;
 
 use crate::retry::{Backoff, RetryPolicy};
 
@@ -179,23 +180,14 @@ impl KeyScan {
         }
         let reply = link.reply().await?;
         self.in_flight = false;
-        let reply = link.check(reply, b"SCAN")?;
-        let unexpected = link.unexpected("SCAN", &reply);
-        let mut items = reply.into_items().unwrap_or_default().into_iter();
-        let (Some(cursor), Some(keys)) =
-            (items.next().and_then(|c| c.into_bytes()), items.next().and_then(|k| k.into_items()))
-        else {
-            return Err(unexpected);
-        };
-        let keys = keys.into_iter().filter_map(|k| k.into_bytes()).collect();
+        let (cursor, keys) = page_in(link, reply)?;
         let restarted = std::mem::take(&mut self.started_over);
         if &cursor[..] == b"0" {
             self.done = true;
             self.link = None;
             return Ok(Page { keys, next: None, restarted });
         }
-        // A copy: the slice would keep the whole reply alive for as long as the position is remembered.
-        position.cursor = Bytes::copy_from_slice(&cursor);
+        position.cursor = cursor;
         request(link, &position.cursor, &self.options);
         link.flush().await?;
         self.in_flight = true;
@@ -223,6 +215,32 @@ impl KeyScan {
         }
         self.link = Some(link);
         Ok(())
+    }
+}
+
+/// One page of an iteration over the server of this link, and the cursor after it: `0` where it was the last.
+/// An iteration begins at `0`. It is the caller that sees to it that the link stays with one process.
+///
+/// # Errors
+/// As [`Link::call`], or a reply of another form.
+pub async fn page(link: &mut Link, cursor: &[u8], count: u32) -> Result<(Bytes, Vec<Bytes>)> {
+    request(link, cursor, &ScanOptions { count, ..ScanOptions::default() });
+    link.flush().await?;
+    let reply = link.reply().await?;
+    page_in(link, reply)
+}
+
+/// The cursor and the names in a reply of `SCAN`.
+fn page_in(link: &Link, reply: Value) -> Result<(Bytes, Vec<Bytes>)> {
+    let reply = link.check(reply, b"SCAN")?;
+    let unexpected = link.unexpected("SCAN", &reply);
+    let mut items = reply.into_items().unwrap_or_default().into_iter();
+    match (items.next().and_then(Value::into_bytes), items.next().and_then(Value::into_items)) {
+        // A copy: the slice would keep the whole reply alive for as long as the cursor is remembered.
+        (Some(cursor), Some(keys)) => {
+            Ok((Bytes::copy_from_slice(&cursor), keys.into_iter().filter_map(Value::into_bytes).collect()))
+        }
+        _ => Err(unexpected),
     }
 }
 

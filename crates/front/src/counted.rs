@@ -34,7 +34,7 @@ pub fn clients(ports: &[Arc<Counts>]) -> u64 {
 }
 
 /// What is counted at these ports of one front, and, once keys have begun to move, of them: from 0 again each
-/// time that they are turned round. No server is asked.
+/// time that they are reversed. No server is asked.
 pub fn numbers(ports: &[Arc<Counts>], control: Option<&Control>) -> Vec<Number> {
     let sum = |of: fn(&Counts) -> &AtomicU64| -> u64 {
         ports.iter().map(|port| of(port).load(Ordering::Relaxed)).sum()

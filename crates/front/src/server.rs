@@ -23,6 +23,7 @@ use crate::migrate::stages::Stages;
 pub use crate::session::context::Counts;
 use crate::session::context::{Ending, SessionContext};
 use crate::session::driver::Driver;
+use crate::session::state::{ANSWERS, ARRIVALS, FAREWELL};
 use crate::upstream::Upstream;
 use crate::upstream::shared::SharedConnections;
 
@@ -32,8 +33,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// After so long without a word a client is probed, as `tcp-keepalive` of the servers has it.
 const KEEPALIVE: Duration = Duration::from_secs(300);
 
-/// How long clients whose requests are under way may keep a front that ends.
-const END: Duration = Duration::from_secs(2);
+/// How long clients whose requests are under way may keep a front that ends: one that sends without a pause,
+/// for an answer, and to take it in.
+const END: Duration = ARRIVALS.saturating_add(ANSWERS).saturating_add(FAREWELL);
 
 /// How a front behaves.
 #[derive(Debug, Clone)]
@@ -244,7 +246,12 @@ pub(crate) async fn listen(at: SocketAddr) -> Result<TcpListener> {
 async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Acceptor>) {
     let Some(tls) = tls else { return Driver::new(shared, stream).run().await };
     let limit = Duration::from_millis(shared.connect_timeout_ms);
-    match timeout(limit, tls.accept(stream)).await {
+    let accepted = tokio::select! {
+        accepted = timeout(limit, tls.accept(stream)) => accepted,
+        // Nothing of it is under way.
+        () = shared.ending.wakes() => return,
+    };
+    match accepted {
         Ok(Ok(stream)) => Driver::new(shared, stream).run().await,
         Ok(Err(error)) => {
             shared.counts.no_tls.fetch_add(1, Ordering::Relaxed);

@@ -104,7 +104,7 @@ impl fmt::Display for Found {
 
 /// What can be told to the machine, short enough to be remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Told {
+enum Input {
     Start,
     Resume,
     Cancel,
@@ -118,7 +118,7 @@ struct Machine {
     atomic: bool,
     jobs: Vec<Job>,
     numbers: HashMap<Job, u32>,
-    told: HashMap<(u32, Told), u32>,
+    told: HashMap<(u32, Input), u32>,
 }
 
 impl Machine {
@@ -143,15 +143,15 @@ impl Machine {
     }
 
     /// Takes the world's job a step further.
-    fn advance(&mut self, world: &World, told: Told) -> World {
+    fn advance(&mut self, world: &World, told: Input) -> World {
         let known = self.told.get(&(world.job, told)).copied();
         let number = known.unwrap_or_else(|| {
             let mut job = self.job(world.job).clone();
             let event = match told {
-                Told::Start => Event::Start,
-                Told::Resume => self.driver.resumed(job.phase(), job.in_flight()),
-                Told::Cancel => Event::Cancel,
-                Told::Ended(ended, ..) => {
+                Input::Start => Event::Start,
+                Input::Resume => self.driver.resumed(job.phase(), job.in_flight()),
+                Input::Cancel => Event::Cancel,
+                Input::Ended(ended, ..) => {
                     let effect = job.in_flight().expect("only told while something is in flight").clone();
                     self.driver.event(world, &effect, ended)
                 }
@@ -169,7 +169,7 @@ impl Machine {
 
     fn ended(&mut self, world: &World, ended: Ended) -> World {
         // A check tells the processes, which are not in the short form.
-        self.advance(world, Told::Ended(ended, world.source.process, world.target.process))
+        self.advance(world, Input::Ended(ended, world.source.process, world.target.process))
     }
 
     /// Everything that can happen next. The first is what happens if nothing goes wrong any more.
@@ -188,7 +188,7 @@ impl Machine {
         let suspended = matches!(job.phase(), Phase::Suspended { .. });
         if !world.executor || suspended {
             let alive = World { executor: true, ..*world };
-            acts.push((Act::Resume, self.advance(&alive, Told::Resume)));
+            acts.push((Act::Resume, self.advance(&alive, Input::Resume)));
         } else {
             self.executor_acts(world, acts);
         }
@@ -220,7 +220,7 @@ impl Machine {
         let dead = |world: World| World { executor: false, feed: false, fresh: false, ..world };
         acts.push((Act::CrashBefore, dead(world)));
         if cancellable {
-            acts.push((Act::Cancel, self.advance(&world, Told::Cancel)));
+            acts.push((Act::Cancel, self.advance(&world, Input::Cancel)));
         }
         if let Some((after, ended)) = executed {
             let after = World { faults, ..after };
@@ -331,7 +331,7 @@ pub fn explore(fence: SlotFence, bug: Option<Bug>, limits: Limits) -> Report {
     let batches = BATCHES.map(|numbers| slot_set(numbers.iter().copied()));
     let job = Job::new(id, node_id(true, 0), node_id(false, 0), batches, rules);
     let queued = machine.number_of(job);
-    let first = machine.advance(&World::new(queued, limits.faults, limits.writes), Told::Start);
+    let first = machine.advance(&World::new(queued, limits.faults, limits.writes), Input::Start);
 
     let mut worlds = vec![first];
     let mut numbers = HashMap::from([(first, 0_u32)]);

@@ -8,7 +8,7 @@ use whimbrel_terminal::screen::Screen;
 
 use crate::job::{self, Foot, GoesOn};
 use crate::list::List;
-use crate::look::Sight;
+use crate::poll::Sight;
 use crate::watched::{Moment, Watched};
 
 /// What has to be typed to cancel a job.
@@ -87,6 +87,11 @@ impl App {
         let is_shown = self.job.as_ref().is_some_and(|job| job.status().id == of.id);
         self.is_busy = false;
         self.note = if is_shown { words.to_owned() } else { format!("{}: {words}", of.label()) };
+    }
+
+    /// An order has come to no answer.
+    pub(crate) fn broken_off(&mut self) {
+        (self.note, self.is_busy) = ("the question was broken off".to_owned(), false);
     }
 
     /// A key was pressed.
@@ -213,7 +218,7 @@ mod tests {
     use whimbrel_control::store::Kind;
 
     use super::*;
-    use crate::look::Looked;
+    use crate::poll::Polled;
     use crate::watched::tests::{after, answered, entry};
 
     const SCREEN: Screen = Screen { width: 80, colour: false };
@@ -264,7 +269,7 @@ mod tests {
     #[test]
     fn one_that_was_interrupted_is_cancelled_while_it_is_looked_at() {
         let (mut app, now, entry) = app(Kind::Copy);
-        let looked = || Looked {
+        let looked = || Polled {
             entry: Some(Entry { running: false, ..entry.clone() }),
             standing: None,
             events: Vec::new(),
@@ -296,7 +301,7 @@ mod tests {
         let ended = |entry: &Entry| {
             let mut entry = Entry { running: false, ..entry.clone() };
             entry.status.ended = true;
-            Looked { entry: Some(entry), standing: None, events: Vec::new(), has_report: true }
+            Polled { entry: Some(entry), standing: None, events: Vec::new(), has_report: true }
         };
         let (mut app, now, entry) = app(Kind::Copy);
         press(&mut app, "cye", now);

@@ -5,7 +5,7 @@ use whimbrel_control::store::{Kind, Status};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_terminal::screen::Screen;
 
-use crate::card::{disk_line, lines_of_sync};
+use crate::http_page::{disk_line, lines_of_sync};
 
 /// The lines of a job, by what it said; empty where it has said nothing.
 pub(crate) fn lines(status: &Status, details: &Value, screen: Screen) -> Vec<String> {
@@ -79,9 +79,9 @@ fn of_front(details: &Value) -> Vec<String> {
     let held = details["held_ms"].as_u64().map_or_else(String::new, |ms| {
         format!("; they have been held for {} for a cutover", format_duration_ms(ms))
     });
-    let turned = match of(&details["turns"]) {
+    let turned = match of(&details["reversals"]) {
         0 => String::new(),
-        turns => format!("; the way keys move was turned {turns} times"),
+        reversals => format!("; reversed {reversals} times"),
     };
     let mut lines = vec![format!("clients  {}{held}{turned}", format_count(of(&details["clients"])))];
     let moving = &details["moving"];

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_tells_what_has_problem() {
+    fn the_page_shows_which_member_has_a_problem() {
         let mut status = status();
         let screen = |width| Screen { width, colour: false };
         let settled = page(&status, screen(200));

@@ -343,7 +343,7 @@ mod tests {
             Kind::Copy => json!({"counts": counts}),
             Kind::Verify => json!({"differing": 7}),
             Kind::Move => Value::Null,
-            Kind::Front => json!({"clients": 12, "turns": 1, "held_ms": 30,
+            Kind::Front => json!({"clients": 12, "reversals": 1, "held_ms": 30,
                 "moving": {"left": 5_800, "staying": 2, "rebuilding": true}}),
             Kind::Sync => json!({"status": {
                 "phase": "snapshotting", "counts": counts, "doubtful_slots": 0, "failures": [],

@@ -12,7 +12,7 @@ use whimbrel_terminal::screen::Screen;
 use whimbrel_terminal::table::{Table, number, text};
 
 use crate::job::{clock, eta, fitted};
-use crate::look::Looked;
+use crate::poll::Polled;
 use crate::watched::{Moment, Watched};
 
 /// Lines of the page that are no jobs: the first, a blank one, the head of the table, a note and the keys.
@@ -41,7 +41,7 @@ impl List {
             let job_now = entry.status.clone();
             let standing = (entry.running && answers)
                 .then_some(Standing { job: job_now, details: serde_json::Value::Null });
-            job.note(Looked { entry: Some(entry), standing, events: Vec::new(), has_report: false }, now);
+            job.note(Polled { entry: Some(entry), standing, events: Vec::new(), has_report: false }, now);
             self.jobs.push(job);
         }
         // Those that have not ended first, the newest at the top of either.

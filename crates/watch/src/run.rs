@@ -21,10 +21,10 @@ use whimbrel_terminal::print::{for_stdout, line};
 use whimbrel_terminal::screen::{Screen, height_of_stdout};
 
 use crate::app::{Action, App};
-use crate::card;
+use crate::http_page;
 use crate::job::{GoesOn, last_words, page};
 use crate::list::{List, chosen};
-use crate::look::{Looked, Looking, PERIOD, poll};
+use crate::poll::{PERIOD, Polled, Poller, poll};
 use crate::watched::{Moment, Watched};
 
 /// How often the page is drawn where nothing happens: it says how long ago things were heard.
@@ -51,18 +51,20 @@ pub async fn watch_at(at: &str, form: Form, stop: &CancellationToken) -> Result<
     let mut last: Option<Value> = None;
     let mut job: Option<Watched> = None;
     loop {
-        let card = http::status_at(at).await?;
-        if card.is_object() {
-            let shown = match (form.json, serde_json::from_value::<Standing>(card.clone())) {
-                (true, _) => show_json(&card),
+        let snapshot = http::status_at(at).await?;
+        if snapshot.is_object() {
+            let shown = match (form.json, serde_json::from_value::<Standing>(snapshot.clone())) {
+                (true, _) => show_json(&snapshot),
                 (false, Ok(standing)) => show_text(form, &page_of(&mut job, standing)),
-                (false, Err(_)) => show_text(form, &card::page(&card, last.as_ref(), Screen::of_stdout())),
+                (false, Err(_)) => {
+                    show_text(form, &http_page::page(&snapshot, last.as_ref(), Screen::of_stdout()))
+                }
             };
             if shown.is_err() || form.once {
                 // Once is enough, or its reader has left.
                 return Ok(());
             }
-            last = Some(card);
+            last = Some(snapshot);
         }
         if stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_none() {
             return Ok(());
@@ -109,7 +111,7 @@ fn page_of(job: &mut Option<Watched>, standing: Standing) -> String {
     let (now, entry) = (Moment::now(), Entry { status: standing.job.clone(), running: true });
     let watched = job.get_or_insert_with(|| Watched::new(entry.clone(), now));
     let looked =
-        Looked { entry: Some(entry), standing: Some(standing), events: Vec::new(), has_report: false };
+        Polled { entry: Some(entry), standing: Some(standing), events: Vec::new(), has_report: false };
     watched.note(looked, now);
     let lines = page(watched, None, now, Screen::of_stdout(), None);
     lines.into_iter().map(|line| line + "\n").collect()
@@ -222,7 +224,7 @@ fn object(watched: &Watched) -> Value {
 fn as_text(watched: &Watched, last: Option<&Value>, goes_on: GoesOn<'_>) -> String {
     let screen = Screen::of_stdout();
     if watched.status().kind == Kind::Sync && watched.details.is_object() {
-        return card::page(&watched.details, last.filter(|last| last.is_object()), screen);
+        return http_page::page(&watched.details, last.filter(|last| last.is_object()), screen);
     }
     let command = goes_on(watched.status());
     page(watched, command.as_deref(), Moment::now(), screen, None).join("\n") + "\n"
@@ -244,7 +246,7 @@ async fn pressed(
     }
     let status = watched.as_ref().map(|job| job.status().clone());
     let mut app = App::new(watched);
-    let mut looking = Looking::at(jobs.clone(), status);
+    let mut looking = Poller::at(jobs.clone(), status);
     let mut orders: JoinSet<(Status, String)> = JoinSet::new();
     let mut keyboard = Keyboard::open().map_err(fail)?;
     let mut suspended = signal(SignalKind::from_raw(SIGTSTP)).map_err(fail)?;
@@ -259,7 +261,10 @@ async fn pressed(
             sight = looking.next() => if app.note(sight, Moment::now())? {
                 break true;
             },
-            Some(Ok((of, words))) = orders.join_next() => app.answered(&of, &words),
+            Some(answer) = orders.join_next() => match answer {
+                Ok((of, words)) => app.answered(&of, &words),
+                Err(_) => app.broken_off(),
+            },
             keys = keyboard.keys() => {
                 let mut quits = false;
                 for key in keys.map_err(fail)? {
@@ -269,8 +274,8 @@ async fn pressed(
                         Action::None if app.is_typing() == asked => continue,
                         Action::None => {}
                         Action::Quit => quits = true,
-                        Action::Open(status) => looking = Looking::at(jobs.clone(), Some(*status)),
-                        Action::Back => looking = Looking::at(jobs.clone(), None),
+                        Action::Open(status) => looking = Poller::at(jobs.clone(), Some(*status)),
+                        Action::Back => looking = Poller::at(jobs.clone(), None),
                         Action::Order(ask) => {
                             if let Some(job) = app.job() {
                                 orders.spawn(order(jobs.clone(), job.entry.clone(), ask));

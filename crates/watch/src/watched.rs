@@ -7,7 +7,7 @@ use whimbrel_control::jobs::Seen;
 use whimbrel_control::pace::{Pace, left_ms};
 use whimbrel_control::store::{Entry, Event, Kind, Status};
 
-use crate::look::Looked;
+use crate::poll::Polled;
 
 /// After this silence a process is said to be silent: one that runs answers every second.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(2);
@@ -84,8 +84,8 @@ impl Watched {
     }
 
     /// It was looked at.
-    pub(crate) fn note(&mut self, looked: Looked, now: Moment) {
-        let Looked { entry, standing, events, has_report } = looked;
+    pub(crate) fn note(&mut self, looked: Polled, now: Moment) {
+        let Polled { entry, standing, events, has_report } = looked;
         let Some(entry) = entry else {
             self.missed += 1;
             return;
@@ -192,9 +192,9 @@ pub(crate) mod tests {
     }
 
     /// A look at a job that has answered.
-    pub(crate) fn answered(entry: &Entry, details: Value) -> Looked {
+    pub(crate) fn answered(entry: &Entry, details: Value) -> Polled {
         let standing = Some(Standing { job: entry.status.clone(), details });
-        Looked { entry: Some(entry.clone()), standing, events: Vec::new(), has_report: false }
+        Polled { entry: Some(entry.clone()), standing, events: Vec::new(), has_report: false }
     }
 
     /// So many seconds after the job was written down last.
@@ -216,7 +216,7 @@ pub(crate) mod tests {
         assert_eq!((watched.keys_per_s, watched.bytes_per_s), (Some(500.0), Some(1_024.0)));
         assert_eq!(watched.left_ms(), Some(7_600), "3,800 keys are left");
         // It is stopped: what was heard last is not how it stands now.
-        let silent = || Looked { standing: None, ..answered(&entry, Value::Null) };
+        let silent = || Polled { standing: None, ..answered(&entry, Value::Null) };
         watched.note(silent(), after(began, 5));
         assert_eq!((watched.silent(after(began, 5)), watched.left_ms()), (None, None));
         watched.note(silent(), after(began, 11));
@@ -231,7 +231,7 @@ pub(crate) mod tests {
         let entry = entry(Kind::Copy);
         let now = Moment { s: entry.status.updated_s, ..Moment::now() };
         let looked =
-            |entry: Option<Entry>| Looked { entry, standing: None, events: Vec::new(), has_report: false };
+            |entry: Option<Entry>| Polled { entry, standing: None, events: Vec::new(), has_report: false };
         let mut watched = Watched::new(entry.clone(), now);
         assert_eq!(watched.over(), None);
         // It is written anew just now.

@@ -112,9 +112,9 @@ struct Shared {
 
 /// As long as it lives the clients send nothing.
 #[derive(Debug)]
-pub struct Hold<'a>(&'a Shared);
+pub struct PausedWriters<'a>(&'a Shared);
 
-impl Drop for Hold<'_> {
+impl Drop for PausedWriters<'_> {
     fn drop(&mut self) {
         self.0.held.store(false, Ordering::SeqCst);
     }
@@ -172,13 +172,13 @@ impl ClusterWriters {
     /// Lets no command be sent until the hold is dropped, and waits until none is under way, but not for
     /// those that a server has paused. For crashes that must not lose what a server acknowledged before its
     /// replicas had it: that is the server's promise, not ours.
-    pub fn hold(&self) -> Hold<'_> {
+    pub fn hold(&self) -> PausedWriters<'_> {
         self.shared.held.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + HOLD_PATIENCE;
         while self.shared.under_way.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
-        Hold(&self.shared)
+        PausedWriters(&self.shared)
     }
 
     /// Ends the writing and gives the record of it.

@@ -154,7 +154,7 @@ fn planted_problems_are_named() {
                 "no_fence",
                 "not_persistent",
                 "replica_buffer",
-                "room",
+                "target_too_small",
                 "scripts",
                 "setting",
                 "target_has_keys",

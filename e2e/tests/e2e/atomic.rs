@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_lab::Engine;
 
@@ -41,7 +41,7 @@ fn all_slots_move_at_once(engine: Engine) {
             let moved = owned(&scene, target);
             assert!(moved == 0 || moved == MOVING.count(), "{moved} slots have moved");
         }
-        let told = Told::by(running);
+        let told = MoveReport::by(running);
         told.assert_done();
         assert_eq!(owned(&scene, target), MOVING.count());
         assert!(told.output.stdout.contains("\"batches\":1"), "{}", told.output.stdout);
@@ -61,7 +61,7 @@ fn none_moves_where_it_does_not_come_to_a_handover(engine: Engine) {
     let node = &scene.cluster.nodes()[1];
     node.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
     let atomic = [&LONG[..], &["--atomic"]].concat();
-    let told = Told::of(scene.reshard(MOVING_TEXT, 1, &atomic).run().expect_code(7));
+    let told = MoveReport::of(scene.reshard(MOVING_TEXT, 1, &atomic).run().expect_code(7));
     assert!(told.reason().to_lowercase().contains("memory"), "{:#}", told.report);
     assert_eq!(told.report["jobs"][0]["slots_handed_over"], "", "{:#}", told.report);
     node.call(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -75,7 +75,7 @@ fn none_moves_where_it_does_not_come_to_a_handover(engine: Engine) {
         thread::sleep(Duration::from_millis(20));
     }
     running.terminate();
-    let told = Told::of(running.wait(PATIENCE).expect("it ends").expect_code(130));
+    let told = MoveReport::of(running.wait(PATIENCE).expect("it ends").expect_code(130));
     assert_eq!(told.report["slots"], 0, "{:#}", told.report);
     assert_eq!(owned(&scene, 1), 0);
     shards::assert_sound(&scene.cluster);

@@ -242,12 +242,12 @@ fn actions(plan: &Json) -> Vec<&str> {
 }
 
 /// Everything is where it belongs, nothing is lost, and `status` says so.
-fn assert_mended(cluster: &Cluster, owner: usize, before: &Snapshot) {
-    assert_mended_within(cluster, owner, before, 0);
+fn assert_repaired(cluster: &Cluster, owner: usize, before: &Snapshot) {
+    assert_repaired_within(cluster, owner, before, 0);
 }
 
 /// The same after a `MIGRATE`, which lets times of expiry drift.
-fn assert_mended_within(cluster: &Cluster, owner: usize, before: &Snapshot, drift_ms: u64) {
+fn assert_repaired_within(cluster: &Cluster, owner: usize, before: &Snapshot, drift_ms: u64) {
     assert_sound(cluster);
     assert_eq!(cluster.owner_of(SLOT).expect("it has an owner"), owner);
     let differences = diff(before, &everything(cluster), drift_ms);
@@ -332,7 +332,7 @@ fn a_move_that_has_not_begun_is_undone(engine: Engine) {
     assert_eq!(json["findings"][0]["slots"], "7");
     let (plan, _) = repair(&cluster, &[], SUCCESS);
     assert_eq!(actions(&plan), ["clear_marks", "clear_marks"], "{engine}: {plan}");
-    assert_mended(&cluster, 0, &before);
+    assert_repaired(&cluster, 0, &before);
 }
 
 fn a_half_moved_slot_is_finished(engine: Engine) {
@@ -351,7 +351,7 @@ fn a_half_moved_slot_is_finished(engine: Engine) {
     let (plan, report) = repair(&cluster, &[], SUCCESS);
     assert_eq!(actions(&plan), ["finish"], "{engine}: {plan}");
     assert_eq!(report["keys_moved"], KEYS - 15, "{engine}: {report}");
-    assert_mended_within(&cluster, 1, &before, MIGRATE_DRIFT_MS);
+    assert_repaired_within(&cluster, 1, &before, MIGRATE_DRIFT_MS);
     assert_eq!(expiry(1), exact, "what we move does not drift, and the older copy does not stand");
 }
 
@@ -368,7 +368,7 @@ fn a_move_without_its_last_step_is_finished(engine: Engine) {
     // Whether it hides keys of other slots as well shows only when it is looked there.
     let expected = if engine == Engine::Redis86 { &["finish", "empty", "empty"][..] } else { &["finish"] };
     assert_eq!(actions(&plan), expected, "{engine}: {plan}");
-    assert_mended_within(&cluster, 1, &before, MIGRATE_DRIFT_MS);
+    assert_repaired_within(&cluster, 1, &before, MIGRATE_DRIFT_MS);
 }
 
 fn a_slot_is_finished_under_writers(engine: Engine) {
@@ -421,7 +421,7 @@ fn marks_that_lead_nowhere_are_cleared(engine: Engine) {
     set_slot(&cluster, 1, "IMPORTING", 2);
     let (plan, _) = repair(&cluster, &[], SUCCESS);
     assert_eq!(actions(&plan), ["clear_marks", "clear_marks"], "{engine}: {plan}");
-    assert_mended(&cluster, 0, &before);
+    assert_repaired(&cluster, 0, &before);
 }
 
 fn copies_of_an_interrupted_move_are_removed_and_bring_nothing_back(engine: Engine) {
@@ -439,7 +439,7 @@ fn copies_of_an_interrupted_move_are_removed_and_bring_nothing_back(engine: Engi
     assert_eq!((&report["keys_moved"], &report["keys_removed"]), (&0.into(), &KEYS.into()));
     assert!(!before.keys.contains_key(key(SLOT, 3).as_bytes()));
     // The stray copies were part of it.
-    assert_mended(&cluster, 0, &Snapshot { strays: Vec::new(), ..before });
+    assert_repaired(&cluster, 0, &Snapshot { strays: Vec::new(), ..before });
 }
 
 fn keys_of_another_node_are_moved_to_it_and_never_over_its_own(engine: Engine) {
@@ -504,7 +504,7 @@ fn keys_that_only_a_stranger_has_can_be_discarded() {
     let (plan, report) = repair(&cluster, &["--strays", "discard"], SUCCESS);
     assert_eq!(plan["actions"][0]["keys_only_here"], "discard");
     assert_eq!((&report["keys_moved"], &report["keys_removed"]), (&0.into(), &1.into()));
-    assert_mended(&cluster, 0, &before);
+    assert_repaired(&cluster, 0, &before);
 }
 
 fn a_slot_without_owner_goes_to_who_has_its_keys(engine: Engine) {
@@ -519,7 +519,7 @@ fn a_slot_without_owner_goes_to_who_has_its_keys(engine: Engine) {
     // Whether it hides keys of other slots as well shows only when it is looked there.
     let is_expected = |kind: &&str| *kind == "claim" || engine == Engine::Redis86 && *kind == "empty";
     assert!(actions(&plan).iter().all(is_expected), "{engine}: {plan}");
-    assert_mended(&cluster, 0, &before);
+    assert_repaired(&cluster, 0, &before);
 }
 
 fn a_slot_between_fence_and_takeover_goes_back_to_its_source(engine: Engine) {
@@ -542,7 +542,7 @@ fn a_slot_between_fence_and_takeover_goes_back_to_its_source(engine: Engine) {
     // Since Valkey 8 the target takes the slot over by itself, with what it has, once the source no longer
     // claims it.
     if owner == 0 || !engine.is_valkey() {
-        assert_mended_within(&cluster, 0, &Snapshot { strays: Vec::new(), ..before }, MIGRATE_DRIFT_MS);
+        assert_repaired_within(&cluster, 0, &Snapshot { strays: Vec::new(), ..before }, MIGRATE_DRIFT_MS);
     }
 }
 
@@ -559,7 +559,7 @@ fn nodes_that_take_each_other_for_the_owner_are_told(engine: Engine) {
     // Whether it hides keys of other slots as well shows only when it is looked there.
     let expected = if engine == Engine::Redis86 { &["claim", "empty", "empty"][..] } else { &["claim"] };
     assert_eq!(actions(&plan), expected, "{engine}: {plan}");
-    assert_mended(&cluster, 0, &before);
+    assert_repaired(&cluster, 0, &before);
 }
 
 fn a_node_that_takes_another_one_for_the_owner_is_told(engine: Engine) {
@@ -570,7 +570,7 @@ fn a_node_that_takes_another_one_for_the_owner_is_told(engine: Engine) {
     // claim.
     set_slot(&cluster, 2, "NODE", 1);
     whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(SUCCESS);
-    assert_mended(&cluster, 0, &before);
+    assert_repaired(&cluster, 0, &before);
 }
 
 /// A server that raises its epoch and dies before its replica has heard of it leaves a replica that nobody
@@ -627,7 +627,7 @@ fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed(engine: Engi
     assert_eq!(cluster.wait_failover(2).expect("a failover"), 5, "{engine}");
     cluster.nodes()[2].restart().expect("it restarts");
     cluster.wait_ok().expect("the cluster is well");
-    assert_mended(&cluster, 0, &before);
+    assert_repaired(&cluster, 0, &before);
 }
 
 #[test]
@@ -646,7 +646,7 @@ fn keys_that_only_a_replica_kept_are_removed() {
     assert_eq!(json["findings"][0]["replica"], true);
     let (plan, _) = repair(&cluster, &[], SUCCESS);
     assert_eq!(actions(&plan), ["empty_replica"], "{plan}");
-    assert_mended_within(&cluster, 1, &before, MIGRATE_DRIFT_MS);
+    assert_repaired_within(&cluster, 1, &before, MIGRATE_DRIFT_MS);
 }
 
 fn a_running_migration_is_not_disturbed(engine: Engine) {

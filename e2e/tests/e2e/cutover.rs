@@ -384,7 +384,7 @@ fn consumers_that_were_given_nothing_arrive(engine: Engine) {
 /// The source hangs before a cutover is asked for: that is said in bounded time, with how long nothing was
 /// heard, and that nothing was changed. The sync goes on, and the cutover succeeds once it answers.
 #[test]
-fn a_source_that_hangs_is_told_of() {
+fn a_source_that_hangs_is_reported() {
     for is_noticed in [false, true] {
         let fill = |source: &Server| drop(source.call(&["SET", "k", "1"]));
         let (source, target, job, mut sync) = following(Engine::Redis70, Engine::Valkey91, fill);

@@ -12,7 +12,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
 use whimbrel_e2e::cluster_writers::tags_in;
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_lab::Engine;
 
@@ -565,7 +565,7 @@ fn moves_are_handed_to_it(engine: Engine) {
         ])
         .timeout(PATIENCE)
     };
-    let told = Told::of(reshard("0-99,150-160", 1).run().expect_code(0));
+    let told = MoveReport::of(reshard("0-99,150-160", 1).run().expect_code(0));
     let jobs = told.report["jobs"].as_array().expect("it lists its jobs").clone();
     assert_eq!((jobs.len(), &jobs[0]["ending"]), (1, &Value::from("done")), "{:#}", told.report);
     assert_eq!((&told.report["slots"], &told.report["exit"]), (&111.into(), &0.into()), "{:#}", told.report);
@@ -602,7 +602,7 @@ fn moves_that_were_handed_to_it_are_cancelled(engine: Engine) {
     assert!(running.wait_for_text("stopping", PATIENCE));
     release(&scene);
     let output = running.wait(PATIENCE).expect("it ends").expect_code(130);
-    let told = Told::of(output);
+    let told = MoveReport::of(output);
     assert_eq!(told.report["jobs"][0]["ending"], "cancelled", "{:#}", told.report);
     assert_eq!(told.report["slots"], 0, "{:#}", told.report);
     daemon.wait_for("0-99", &["cancelled"]);
@@ -624,7 +624,7 @@ fn moves_that_were_handed_to_it_survive_it(engine: Engine) {
     daemon.wait_for("0-99", &BEGUN);
     daemon.running.kill9();
     let daemon = Served::by(invocation(&scene, &address, &EXTERNAL));
-    let told = Told::by(running);
+    let told = MoveReport::by(running);
     assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
     daemon.wait_for("0-99", &["success"]);
     shards::assert_sound(&scene.cluster);

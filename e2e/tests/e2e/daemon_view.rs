@@ -1,7 +1,7 @@
 //! The topology that `whimbrel serve` reports is what the nodes say.
 
 use whimbrel_e2e::cluster_writers::tags_in;
-use whimbrel_e2e::resharding::{Scene, Told};
+use whimbrel_e2e::resharding::{MoveReport, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, wait_until};
 
@@ -16,7 +16,7 @@ fn said(scene: &Scene, node: usize, words: &[&str]) -> String {
 fn a_replica_that_loads_is_shown_as_the_nodes_show_it(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16382], vec![16383..=16383]]).start();
     // Only a primary without slots can become a replica.
-    Told::of(scene.reshard("16383", 1, &EXTERNAL).run().expect_code(0)).assert_done();
+    MoveReport::of(scene.reshard("16383", 1, &EXTERNAL).run().expect_code(0)).assert_done();
     let daemon = serve(&scene, &[]);
     let replica = scene.cluster.node_id(2).to_owned();
     let set_delay = |seconds: &str| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::cluster_writers::{Load, tags_in};
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, Proxy};
 
@@ -53,7 +53,7 @@ fn slots_move_from_afar(engine: Engine) {
     let (proxies, maps) = far_from(&scene);
     let writers = scene.write(&load());
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
-    let told = Told::by(reshard(&scene, &proxies[0].addr(), &maps).spawn());
+    let told = MoveReport::by(reshard(&scene, &proxies[0].addr(), &maps).spawn());
     told.assert_done();
     assert!(writers.wait_for(WARM / 3, PATIENCE), "the writers stopped after {:#}", told.report);
     let owned = shards::slots_of(&scene.cluster, 1).unwrap();

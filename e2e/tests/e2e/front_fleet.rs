@@ -404,12 +404,20 @@ fn nobody_waits_for_a_member_that_stands_still() {
         Ok(value) => assert_eq!(value, "v"),
         Err(cut) => assert!(!cut.is_timeout(), "it was left waiting: {cut}"),
     }
-    let mut again = fleet.members[1 - owner].connect_forwarding();
-    again.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    assert_eq!(text(&mut again, "GET k"), "v");
+    // On a busy machine that member may have lost its own lease for a moment, and cut its clients off.
+    let value = until("the other member answers", || {
+        let mut again = fleet.members[1 - owner].connect_forwarding();
+        again.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        match redis::cmd("GET").arg("k").query::<String>(&mut again) {
+            Ok(value) => Some(value),
+            Err(cut) if cut.is_timeout() => panic!("it was left waiting: {cut}"),
+            Err(_) => None,
+        }
+    });
+    assert_eq!(value, "v");
     fleet.members[owner].resume();
     fleet.settled(2);
-    assert_eq!(text(&mut again, "GET k"), "v");
+    assert_eq!(text(&mut fleet.members[1 - owner].connect_forwarding(), "GET k"), "v");
 }
 
 // ---- Errors ----

@@ -228,11 +228,11 @@ fn reverse_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
                 front.process.kill_and_run_again();
             }
             assert_eq!(
-                front.process.status()["turns"].as_u64(),
-                before["turns"].as_u64().map(|turns| turns + 1)
+                front.process.status()["reversals"].as_u64(),
+                before["reversals"].as_u64().map(|reversals| reversals + 1)
             );
         }
-        println!("{} {}, then {}", before["turns"], before["phase"], front.process.status()["turns"]);
+        println!("{} {}, then {}", before["reversals"], before["phase"], front.process.status()["reversals"]);
     }
     front.wait_until_done();
     front.process.command("reverse").expect_code(0);
@@ -472,12 +472,12 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
     assert!(shown.stdout.starts_with("phase    done"), "{}", shown.stdout);
     // There and back.
-    for (turns, note) in [("1", "turned round once"), ("2", "turned round 2 times")] {
+    for (reversals, note) in [("1", "reversed once"), ("2", "reversed 2 times")] {
         let told = front.process.command("reverse").expect_code(0);
-        assert!(told.stdout.contains(&format!("\"turns\":{turns}")), "{}", told.stdout);
+        assert!(told.stdout.contains(&format!("\"reversals\":{reversals}")), "{}", told.stdout);
         let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
         let (from, to) = front.ends(&front.process.status());
-        let back = if turns == "1" { "back " } else { "" };
+        let back = if reversals == "1" { "back " } else { "" };
         let line = format!("{} {back}to {} ({note})\n", from.address(), to.address());
         assert!(shown.stdout.contains(&line), "{line}: {}", shown.stdout);
         front.wait_until_done();

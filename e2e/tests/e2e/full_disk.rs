@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
 use whimbrel_e2e::dataset::write_strings;
-use whimbrel_e2e::resharding::{Scene, Told};
+use whimbrel_e2e::resharding::{MoveReport, Scene};
 use whimbrel_e2e::syncing::{PATIENCE, deployment, fill, stop, wait_until_following};
 use whimbrel_lab::{Engine, Server, SmallDisk, wait_until};
 
@@ -143,7 +143,7 @@ fn a_job_of_moves_waits_for_room() {
     fs::write(&go_on, "").expect("a file in our folder");
     wait_for(&mut job, "full", |line| line["jobs"][0]["disk_full_ms"].as_u64() > Some(2_000));
     disk.make_room().expect("there is room");
-    let told = Told::by(job);
+    let told = MoveReport::by(job);
     told.assert_done();
     let record = writers.stop();
     scene.assert_kept(&record);

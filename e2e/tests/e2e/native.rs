@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use whimbrel_e2e::binary::Running;
 use whimbrel_e2e::cluster_writers::{ClusterWriters, tags_in};
 use whimbrel_e2e::compare::diff;
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, wait_until};
 use whimbrel_loadgen::content::{Content, Names};
@@ -35,7 +35,7 @@ fn writers(scene: &Scene) -> ClusterWriters {
 
 /// What keeps the servers' own migrations of the first node from coming to an end.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Hold {
+enum Slowdown {
     /// They do not move.
     Still,
     /// They do not come to an end at once. On Redis a snapshot that has begun stays as slow as it is.
@@ -44,18 +44,18 @@ enum Hold {
     Off,
 }
 
-fn prevent(scene: &Scene, hold: Hold) {
+fn prevent(scene: &Scene, hold: Slowdown) {
     let node = &scene.cluster.nodes()[0];
     if node.engine().is_valkey() {
-        let is_on = if hold == Hold::Off { "0" } else { "1" };
+        let is_on = if hold == Slowdown::Off { "0" } else { "1" };
         node.call(&["DEBUG", "SLOTMIGRATION", "PREVENT-PAUSE", is_on]);
         return;
     }
     // Microseconds before each key. It is noticed between two keys that nobody waits any more.
     let delay = match hold {
-        Hold::Still => "5000000",
-        Hold::Slow => "5000",
-        Hold::Off => "0",
+        Slowdown::Still => "5000000",
+        Slowdown::Slow => "5000",
+        Slowdown::Off => "0",
     };
     node.call(&["CONFIG", "SET", "rdb-key-save-delay", delay]);
 }
@@ -92,7 +92,7 @@ fn assert_kept(scene: &Scene, writers: ClusterWriters, owner: usize) {
 }
 
 /// The only job of a report.
-fn job(told: &Told) -> serde_json::Value {
+fn job(told: &MoveReport) -> serde_json::Value {
     told.report["jobs"][0].clone()
 }
 
@@ -100,13 +100,13 @@ fn what_does_not_move_is_left(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    prevent(&scene, Hold::Still);
+    prevent(&scene, Slowdown::Still);
     let running = scene.reshard(MOVING_TEXT, 1, &["--native-stall", "2s"]).spawn();
     wait_until("whimbrel's own method takes over", || {
         scene.jobs(&["list"]).run().stdout.contains("\"fell_back\"")
     });
-    prevent(&scene, Hold::Off);
-    let told = Told::by(running);
+    prevent(&scene, Slowdown::Off);
+    let told = MoveReport::by(running);
     told.assert_done();
     let job = job(&told);
     assert_eq!(job["method"], "external", "{job:#}");
@@ -119,7 +119,7 @@ fn what_does_not_move_is_left(engine: Engine) {
     assert_kept(&scene, writers, 1);
     scene.assert_unchanged(&before);
     // Nothing is in the way of the next one.
-    let told = Told::by(scene.reshard(MOVING_TEXT, 0, &["--method", "native"]).spawn());
+    let told = MoveReport::by(scene.reshard(MOVING_TEXT, 0, &["--method", "native"]).spawn());
     assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
     scene.assert_unchanged(&before);
     scene.assert_nothing_hidden();
@@ -174,7 +174,7 @@ mod matrix {
 }
 
 /// A move by the servers' own method that is under way and held.
-fn held(scene: &Scene, how: Hold, more: &[&str]) -> Running {
+fn held(scene: &Scene, how: Slowdown, more: &[&str]) -> Running {
     prevent(scene, how);
     let mut running = scene.reshard(MOVING_TEXT, 1, &[&["--report", "1"], more].concat()).spawn();
     wait_until_it_runs(scene);
@@ -186,9 +186,9 @@ fn who_was_killed_goes_on(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    held(&scene, Hold::Slow, &["--method", "native"]).kill9();
+    held(&scene, Slowdown::Slow, &["--method", "native"]).kill9();
     assert_eq!(scene.unfinished().len(), 1);
-    prevent(&scene, Hold::Off);
+    prevent(&scene, Slowdown::Off);
     scene.resume();
     assert_kept(&scene, writers, 1);
     scene.assert_unchanged(&before);
@@ -198,36 +198,36 @@ fn who_was_killed_is_cancelled(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    held(&scene, Hold::Still, &["--method", "native"]).kill9();
+    held(&scene, Slowdown::Still, &["--method", "native"]).kill9();
     let [name] = &scene.unfinished()[..] else { panic!("one job") };
     scene.jobs(&["cancel", name, "--cluster", &scene.cluster.seed()]).run().expect_code(0);
     assert_eq!(scene.unfinished().len(), 0);
     assert_kept(&scene, writers, 0);
     scene.assert_unchanged(&before);
-    prevent(&scene, Hold::Off);
+    prevent(&scene, Slowdown::Off);
 }
 
 fn a_job_is_cancelled(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    let mut running = held(&scene, Hold::Still, &["--method", "auto", "--native-stall", "10m"]);
+    let mut running = held(&scene, Slowdown::Still, &["--method", "auto", "--native-stall", "10m"]);
     let [name] = &scene.unfinished()[..] else { panic!("one job") };
     // The servers move the keys: how fast is not ours to say.
     scene.jobs(&["set", name, "rate-keys=5"]).run().expect_code(2);
     scene.jobs(&["cancel", name]).run().expect_code(0);
     let output = running.wait(PATIENCE).expect("it ends");
-    assert_eq!(Told::of(output).report["jobs"][0]["ending"], "cancelled");
+    assert_eq!(MoveReport::of(output).report["jobs"][0]["ending"], "cancelled");
     assert_kept(&scene, writers, 0);
     scene.assert_unchanged(&before);
-    prevent(&scene, Hold::Off);
+    prevent(&scene, Slowdown::Off);
 }
 
 fn a_job_goes_on_by_the_method_that_it_had_reached(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    prevent(&scene, Hold::Still);
+    prevent(&scene, Slowdown::Still);
     let command = scene.reshard(MOVING_TEXT, 1, &["--method", "native", "--native-stall", "2s"]);
     let output = command.env("WHIMBREL_FAILPOINT", "attach:before").run();
     assert_eq!(output.code(), None, "it was not killed: {output:#?}");
@@ -235,7 +235,7 @@ fn a_job_goes_on_by_the_method_that_it_had_reached(engine: Engine) {
     let [name] = &scene.unfinished()[..] else { panic!("one job") };
     let shown = scene.jobs(&["show", name]).run().expect_code(0);
     assert!(shown.stdout.contains("\"fell_back\":"), "{}", shown.stdout);
-    prevent(&scene, Hold::Off);
+    prevent(&scene, Slowdown::Off);
     scene.resume();
     assert_eq!(listed(&scene, 0).matches("operation").count(), tried, "{}", listed(&scene, 0));
     assert_kept(&scene, writers, 1);
@@ -246,16 +246,16 @@ fn a_job_goes_on_by_the_method_that_it_had_reached(engine: Engine) {
 fn a_server_that_forgets_is_asked_again(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let mut running = held(&scene, Hold::Slow, &["--method", "native"]);
+    let mut running = held(&scene, Slowdown::Slow, &["--method", "native"]);
     // The node that is asked how far it is: the source on Valkey, the target on Redis.
     let node = if engine.is_valkey() { 0 } else { 1 };
     let node = &scene.cluster.nodes()[node];
     node.kill9().expect("killed");
     node.restart().expect("it starts again");
     scene.cluster.wait_ok().expect("the nodes agree");
-    prevent(&scene, Hold::Off);
+    prevent(&scene, Slowdown::Off);
     let output = running.wait(PATIENCE).expect("it ends");
-    eprintln!("{engine}: {:?} {}", output.code(), Told::of(output.clone()).reason());
+    eprintln!("{engine}: {:?} {}", output.code(), MoveReport::of(output.clone()).reason());
     let owner = match output.code() {
         Some(0) => 1,
         Some(7) => 0,
@@ -267,7 +267,7 @@ fn a_server_that_forgets_is_asked_again(engine: Engine) {
     scene.assert_unchanged(&before);
     scene.assert_nothing_hidden();
     if owner == 0 {
-        let told = Told::by(scene.reshard(MOVING_TEXT, 1, &["--method", "native"]).spawn());
+        let told = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--method", "native"]).spawn());
         assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
         scene.assert_unchanged(&before);
     }
@@ -286,7 +286,7 @@ fn native_alone_stays_native(engine: Engine) {
         scene.reshard(MOVING_TEXT, 1, more).run().expect_code(2);
     }
     // It cannot write a snapshot of its own while it is told to wait for ever.
-    let mut running = held(&scene, Hold::Still, &["--method", "native"]);
+    let mut running = held(&scene, Slowdown::Still, &["--method", "native"]);
     let deadline = Instant::now() + Duration::from_secs(4);
     while Instant::now() < deadline {
         assert!(running.is_running(), "{}\n{}", running.stdout(), running.stderr());
@@ -294,9 +294,9 @@ fn native_alone_stays_native(engine: Engine) {
     }
     running.interrupt();
     let output = running.wait(PATIENCE).expect("it ends");
-    assert_eq!(Told::of(output).report["jobs"][0]["ending"], "cancelled");
+    assert_eq!(MoveReport::of(output).report["jobs"][0]["ending"], "cancelled");
     scene.assert_unchanged(&before);
-    prevent(&scene, Hold::Off);
+    prevent(&scene, Slowdown::Off);
 }
 
 /// Valkey's own migration fails for good where more is written than it can send. Whimbrel's own slows the
@@ -312,7 +312,7 @@ fn everything_moves_however_much_is_written() {
     let plan = load::Plan { addresses, owner_of, content, clients: 4, pace: Pace::Saturate(100) };
     let load = load::Load::start(&plan);
     let begun = load.elapsed();
-    let mut told = Told::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
+    let mut told = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
     for _ in 0..5 {
         let job = job(&told);
         if job["ending"] == "done" {
@@ -320,7 +320,7 @@ fn everything_moves_however_much_is_written() {
         }
         eprintln!("again: {}; {} moved", job["reason"], job["slots_handed_over"]);
         assert!(told.reason().contains("takes a pause"), "{:#}", told.report);
-        told = Told::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
+        told = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
     }
     let window = begun..load.elapsed();
     let recorded = load.stop();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
 use whimbrel_e2e::cluster_writers::tags_in;
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, wait_for_phase};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, wait_until};
 
@@ -76,7 +76,7 @@ fn a_migration_of_other_slots_is_waited_for(engine: Engine) {
         thread::sleep(Duration::from_millis(100));
     }
     scene.cluster.nodes()[2].resume().expect("it goes on");
-    Told::by(running).assert_done();
+    MoveReport::by(running).assert_done();
     assert_eq!(shards::slots_of(&scene.cluster, 1).expect("it answers").len(), 5200);
     let deadline = Instant::now() + PATIENCE;
     while !natives(&scene, 0).contains("success") && !natives(&scene, 0).contains("failed") {
@@ -107,7 +107,7 @@ fn a_migration_of_the_same_slots_loses_nothing(engine: Engine) {
         eprintln!("{engine}, to node {node}: {}", natives(&scene, 0));
         std::fs::write(&go_on, "").expect("a file in our folder");
         let output = running.wait(PATIENCE).expect("it ends");
-        let told = Told::of(output.clone());
+        let told = MoveReport::of(output.clone());
         eprintln!("{engine}, to node {node}: {:?} {}", output.code(), told.reason());
         let owner = scene.cluster.owner_of(100).expect("an owner");
         match output.code() {
@@ -182,7 +182,8 @@ fn what_was_begun_at_a_node_is_seen(engine: Engine) {
         assert!(said(&refused).contains(part), "{part}: {refused:#?}");
     }
     // Nodes and slots that it has nothing to do with.
-    Told::of(scene.reshard("8000-8010", 3, &["--method", "external"]).run().expect_code(0)).assert_done();
+    MoveReport::of(scene.reshard("8000-8010", 3, &["--method", "external"]).run().expect_code(0))
+        .assert_done();
     hold_natives(&scene, false);
     wait_until("it ends", || scene.cluster.owner_of(100).expect("an owner") == 1);
     wait_until("it is listed no more", || !others().contains(&name));

@@ -180,7 +180,7 @@ fn servers_do_not_set_titles() {
 }
 
 #[test]
-fn files_with_secrets_that_others_can_read_are_told_of() {
+fn files_with_secrets_that_others_can_read_are_reported() {
     let server = Server::builder(Engine::Valkey81).password("pw").start().expect("the server starts");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("pw");

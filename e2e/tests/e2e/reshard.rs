@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use whimbrel_e2e::cluster_writers::{Load, tags_in};
 use whimbrel_e2e::dataset::{Dataset, FUNCTION_LIBRARY, Scale};
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, runs, wait_for_phase};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, runs, wait_for_phase};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, wait_until};
 
@@ -26,7 +26,7 @@ fn slots_move_under_writers(engine: Engine) {
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     for run in 0..runs("WHIMBREL_RUNS", 2) {
         let target = (run + 1) % 2;
-        let told = Told::by(scene.reshard(MOVING_TEXT, target, &["--method", "external"]).spawn());
+        let told = MoveReport::by(scene.reshard(MOVING_TEXT, target, &["--method", "external"]).spawn());
         told.assert_done();
         assert_eq!(told.report["slots"], 2048, "{:#}", told.report);
         assert!(told.report["pauses"]["count"].as_u64() >= Some(1), "{:#}", told.report);
@@ -60,7 +60,7 @@ fn shards_come_and_go(engine: Engine) {
 
     // A busy machine does not come to an end within the usual pause.
     let how = ["--yes", "--method", "external", "--max-pause", "1s"];
-    Told::by(scene.command("rebalance", &[&["--use-empty"], &how[..]].concat()).spawn()).assert_done();
+    MoveReport::by(scene.command("rebalance", &[&["--use-empty"], &how[..]].concat()).spawn()).assert_done();
     for node in 0..3 {
         let count = shards::slots_of(&scene.cluster, node).unwrap().len();
         assert!((5461..=5462).contains(&count), "node {node} owns {count} slots");
@@ -70,7 +70,7 @@ fn shards_come_and_go(engine: Engine) {
     assert!(writers.wait_for(WARM / 3, PATIENCE));
 
     let drained = scene.cluster.node_id(2).to_owned();
-    Told::by(scene.command("drain", &[&[&*drained], &how[..]].concat()).spawn()).assert_done();
+    MoveReport::by(scene.command("drain", &[&[&*drained], &how[..]].concat()).spawn()).assert_done();
     assert_eq!(shards::slots_of(&scene.cluster, 2).unwrap(), BTreeSet::new());
     assert!(writers.wait_for(WARM / 3, PATIENCE));
     let record = writers.stop();
@@ -101,7 +101,7 @@ fn moving_without_psync_loses_nothing(engine: Engine) {
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     let args = ["--user", "mover", "--method", "external"];
     let command = scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret");
-    Told::by(command.spawn()).assert_done();
+    MoveReport::by(command.spawn()).assert_done();
     assert!(writers.wait_for(WARM / 3, PATIENCE));
     let record = writers.stop();
     eprintln!("{engine}: {}", record.observed);
@@ -126,7 +126,8 @@ fn documented_permissions_are_enough(engine: Engine) {
     let writers = scene.writers(MOVING);
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     let args = ["--user", "mover", "--method", "external"];
-    let told = Told::by(scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret").spawn());
+    let told =
+        MoveReport::by(scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret").spawn());
     told.assert_done();
     assert!(writers.wait_for(WARM / 3, PATIENCE));
     let record = writers.stop();
@@ -170,7 +171,7 @@ fn the_native_method_moves_slots_under_writers() {
     let writers = scene.writers(MOVING);
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     for target in [1, 0] {
-        let told = Told::by(scene.reshard(MOVING_TEXT, target, &["--method", "native"]).spawn());
+        let told = MoveReport::by(scene.reshard(MOVING_TEXT, target, &["--method", "native"]).spawn());
         assert_eq!(told.report["jobs"][0]["method"], "native", "{:#}", told.report);
         assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
         assert!(writers.wait_for(WARM / 3, PATIENCE));
@@ -190,7 +191,7 @@ fn servers_that_hide_keys_move_slots_themselves() {
     let writers = scene.writers(MOVING);
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     for target in [1, 0] {
-        let told = Told::by(scene.reshard(MOVING_TEXT, target, &[]).spawn());
+        let told = MoveReport::by(scene.reshard(MOVING_TEXT, target, &[]).spawn());
         assert_eq!(told.report["jobs"][0]["method"], "native", "{:#}", told.report);
         assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
         assert!(writers.wait_for(WARM / 3, PATIENCE));
@@ -209,7 +210,7 @@ fn the_legacy_method_moves_slots() {
     let scene = Scene::of(Engine::Redis70, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
     Dataset::generate(25, Scale::Tiny).write_to(&scene.deployment()).unwrap();
     let before = scene.unwritten();
-    let told = Told::by(scene.reshard("0-511", 1, &["--method", "legacy"]).spawn());
+    let told = MoveReport::by(scene.reshard("0-511", 1, &["--method", "legacy"]).spawn());
     assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
     assert_eq!(shards::slots_of(&scene.cluster, 0).unwrap().len(), 8192 - 512);
     shards::assert_sound(&scene.cluster);
@@ -223,7 +224,7 @@ fn a_legacy_move_that_fails_says_what_has_moved() {
     scene.fill(5..=5, 1, 20);
     let target = &scene.cluster.nodes()[1];
     assert_eq!(target.call(&["CONFIG", "SET", "maxmemory", "1"]), redis::Value::Okay);
-    let told = Told::of(scene.reshard("0-9", 1, &["--method", "legacy"]).run().expect_code(7));
+    let told = MoveReport::of(scene.reshard("0-9", 1, &["--method", "legacy"]).run().expect_code(7));
     let job = &told.report["jobs"][0];
     assert_eq!((&job["ending"], &job["slots_handed_over"]), (&"failed".into(), &"0-4".into()), "{job:#}");
     let name = job["id"].as_str().expect("a name");
@@ -279,11 +280,11 @@ fn several_targets_and_counts() {
     let id = |node: usize| scene.cluster.node_id(node).to_owned();
     let address = scene.cluster.nodes()[2].addr();
     let args = ["--slots", "0-99", "--to", &id(1), "--slots", "100-149,500", "--to", &address, "--yes"];
-    Told::by(scene.command("reshard", &args).spawn()).assert_done();
+    MoveReport::by(scene.command("reshard", &args).spawn()).assert_done();
     let counts = |scene: &Scene| [0, 1, 2].map(|node| shards::slots_of(&scene.cluster, node).unwrap().len());
     assert_eq!(counts(&scene), [16384 - 151, 100, 51]);
     let args = ["--from", &id(0), "--count", "233", "--to", &id(1), "--yes"];
-    Told::by(scene.command("reshard", &args).spawn()).assert_done();
+    MoveReport::by(scene.command("reshard", &args).spawn()).assert_done();
     assert_eq!(counts(&scene), [16000, 333, 51]);
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
@@ -319,7 +320,7 @@ fn a_source_that_saves_meanwhile_lives(engine: Engine) {
         source.call(&["BGSAVE"]);
         assert!(persistence().contains("rdb_bgsave_in_progress:1"), "it saves too fast");
         std::fs::write(&go_on, "").expect("it goes on");
-        Told::by(running).assert_done();
+        MoveReport::by(running).assert_done();
         source.call(&["CONFIG", "SET", "rdb-key-save-delay", "0"]);
         scene.assert_all_run();
         wait_until("it has saved", || !persistence().contains("rdb_bgsave_in_progress:1"));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::cluster_writers::tags_in;
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, wait_for_phase};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, Server, wait_until};
 
@@ -197,7 +197,7 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
         }
         std::fs::write(&go_on, "").expect("a file in our folder");
         let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
-        let told = Told::of(output.expect_code(130));
+        let told = MoveReport::of(output.expect_code(130));
         assert_eq!(told.report["jobs"][0]["ending"], "cancelled", "{place}: {:#}", told.report);
         if let Some(mut asked) = asked {
             asked
@@ -308,7 +308,11 @@ fn are_killed(engine: Engine, cases: Cases, how: &[&str]) {
             Some(output) => output,
             None => panic!("{case}: it does not end: {:#?}", running.kill9()),
         };
-        eprintln!("{engine}, {case}: ended with {:?}, {}", output.code(), Told::of(output.clone()).reason());
+        eprintln!(
+            "{engine}, {case}: ended with {:?}, {}",
+            output.code(),
+            MoveReport::of(output.clone()).reason()
+        );
         assert!(matches!(output.code(), Some(0 | 7)), "{case}: {output:#?}");
         if matches!(victim, Victim::Source | Victim::Target) {
             wait_for_failover(&scene, &case);
@@ -486,7 +490,7 @@ fn slots_that_somebody_moved_on_stay_there(engine: Engine, cases: Cases) {
             scene.unwritten()
         };
         let output = scene.jobs(&[verb, &old, "--cluster", &seed]).run().expect_code(7);
-        assert!(Told::of(output.clone()).reason().contains("another node"), "{case}: {output:#?}");
+        assert!(MoveReport::of(output.clone()).reason().contains("another node"), "{case}: {output:#?}");
         assert_eq!(owners_of_moving(&scene), [2, 2, 2], "{case}");
         shards::assert_sound(&scene.cluster);
         scene.assert_unchanged(&before);
@@ -521,7 +525,7 @@ fn settings_are_put_back_where_a_job_fails(engine: Engine) {
     }
     std::fs::write(&go_on, "").expect("a file in our folder");
     let output = running.wait(PATIENCE).expect("it ends").expect_code(7);
-    eprintln!("{engine}: {}", Told::of(output).reason());
+    eprintln!("{engine}: {}", MoveReport::of(output).reason());
     for node in scene.cluster.nodes() {
         assert!(migration_is_allowed(node), "it stays off at {}", node.addr());
     }
@@ -585,7 +589,7 @@ fn keys_are_flushed(engine: Engine, cases: Cases) {
             scene.assert_unchanged(&before);
             assert!(scene.unfinished().is_empty(), "{place}");
         } else {
-            Told::of(output.expect_code(0)).assert_done();
+            MoveReport::of(output.expect_code(0)).assert_done();
             assert_eq!(owner(&scene, place), (target, source));
             assert_eq!(scene.cluster.total_keys().expect("the nodes answer"), 0, "{place}");
         }
@@ -608,7 +612,7 @@ fn what_cannot_go_well_is_refused(engine: Engine) {
     let full = &scene.cluster.nodes()[target];
     full.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
     let output = scene.reshard(MOVING_TEXT, target, &["--method", "external"]).run().expect_code(7);
-    let reason = Told::of(output).reason();
+    let reason = MoveReport::of(output).reason();
     assert!(reason.to_lowercase().contains("memory"), "{reason}");
     full.call(&["CONFIG", "SET", "maxmemory", "0"]);
     untouched("without memory");
@@ -628,7 +632,7 @@ fn what_cannot_go_well_is_refused(engine: Engine) {
     let args: Vec<&str> = args.into_iter().chain(rest).collect();
     whimbrel_e2e::binary::run(&args).expect_code(4);
     std::fs::write(&go_on, "").expect("a file in our folder");
-    Told::by(running).assert_done();
+    MoveReport::by(running).assert_done();
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
     assert_eq!(owner(&scene, "at last"), (target, source));
@@ -654,7 +658,7 @@ fn a_failover_of_the_source_takes_no_shard_down(engine: Engine) {
     // Each shard serves again, also that of the target, while the job still goes on.
     serves_again(&scene, "source killed");
     // It begins the batch again, with the primary that the replica has become.
-    Told::of(running.wait(PATIENCE).expect("it ends")).assert_done();
+    MoveReport::of(running.wait(PATIENCE).expect("it ends")).assert_done();
     assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
     // Only to compare replicas as well.
     scene.cluster.nodes()[source].restart().expect("it restarts");
@@ -690,7 +694,7 @@ fn a_failover_of_a_third_node_takes_no_shard_down(engine: Engine) {
             Some(output) => output,
             None => panic!("{place}: it does not end: {:#?}", running.kill9()),
         };
-        Told::of(output).assert_done();
+        MoveReport::of(output).assert_done();
         serves_again(&scene, place);
         assert!(writers.wait_for(400, PATIENCE), "{place}: the writers have stopped");
         scene.cluster.nodes()[third].restart().expect("it restarts");

@@ -11,7 +11,7 @@ use redis::{Cmd, Connection};
 use whimbrel_e2e::cluster_writers::{Client, Observed, Outcome, tags_in};
 use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::deployment::Deployment;
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, runs};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, runs};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, Server};
 
@@ -104,7 +104,7 @@ fn large_lists_and_streams_move_or_are_refused(engine: Engine) {
     move_large(engine, &[Kind::List, Kind::Stream]);
 }
 
-fn move_large(engine: Engine, kinds: &[Kind]) -> Told {
+fn move_large(engine: Engine, kinds: &[Kind]) -> MoveReport {
     let megabytes = runs("WHIMBREL_LARGE_MB", 12);
     let size = megabytes * 1_000_000 / ELEMENT_BYTES;
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
@@ -169,7 +169,7 @@ fn move_large(engine: Engine, kinds: &[Kind]) -> Told {
     }
     let owned = shards::slots_of(&scene.cluster, 0).expect("the source answers").len();
     let has_moved = output.code() == Some(0);
-    let told = Told::of(if has_moved { output } else { output.expect_code(7) });
+    let told = MoveReport::of(if has_moved { output } else { output.expect_code(7) });
     if has_moved {
         told.assert_done();
         eprintln!("{engine}: moved, pauses {}", told.report["pauses"]);
@@ -211,7 +211,7 @@ fn slots_full_of_expiring_keys_move(engine: Engine) {
         let (source, target) = (turn % 2, 1 - turn % 2);
         fill(source);
         let output = scene.reshard("0-99", target, &["--method", "external"]).run().expect_code(0);
-        Told::of(output).assert_done();
+        MoveReport::of(output).assert_done();
     }
     let deadline = Instant::now() + PATIENCE;
     while scene.cluster.total_keys().expect("the nodes answer") != KEYS / 10 {

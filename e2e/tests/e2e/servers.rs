@@ -2,7 +2,7 @@
 //! between the ends of a range belong to the tier `all`.
 
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_e2e::syncing::{Sync, deployment, report, wait_until_following, writers};
 use whimbrel_lab::{Engine, Server};
@@ -76,7 +76,7 @@ fn its_slots_move_from_outside(engine: Engine) {
     let writers = scene.writers(0..=1023);
     assert!(writers.wait_for(1_000, PATIENCE), "the writers do not come to work");
     for target in [1, 0] {
-        let told = Told::by(scene.reshard("0-1023", target, &["--method", "external"]).spawn());
+        let told = MoveReport::by(scene.reshard("0-1023", target, &["--method", "external"]).spawn());
         told.assert_done();
         let owned = shards::slots_of(&scene.cluster, target).expect("the nodes answer");
         assert!((0..=1023).all(|slot| owned.contains(&slot)), "{engine}: they are not there");
@@ -94,7 +94,7 @@ fn slots_of_redis_6_2_move_from_outside(engine: Engine) {
     let before = keys();
     assert!(before > 0);
     for target in [1, 0] {
-        Told::by(scene.reshard("0-1023", target, &["--method", "external"]).spawn()).assert_done();
+        MoveReport::by(scene.reshard("0-1023", target, &["--method", "external"]).spawn()).assert_done();
         let owned = shards::slots_of(&scene.cluster, target).expect("the nodes answer");
         assert!((0..=1023).all(|slot| owned.contains(&slot)), "{engine}: they are not there");
         assert_eq!(keys(), before);

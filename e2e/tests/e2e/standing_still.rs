@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
+use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, wait_for_phase};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{ClusterBuilder, Engine, wait_until};
 
@@ -33,7 +33,7 @@ fn a_target_that_died_is_named(engine: Engine) {
     wait_for_phase(&mut running, "snapshotting");
     scene.cluster.kill9(1).expect("it can be killed");
     let output = running.wait(PATIENCE).expect("it ends by itself");
-    let told = Told::of(output);
+    let told = MoveReport::of(output);
     let reason = told.reason();
     assert!(reason.contains(&address(&scene, 1)), "{reason}");
     assert!(reason.contains("has not answered since 20"), "{reason}");
@@ -114,7 +114,7 @@ fn a_limit_that_cuts_the_feed_is_named(engine: Engine) {
     source.call(&["DEL", "large:{06S}"]);
     running.resume();
     std::fs::write(&go_on, "").expect("a file in our folder");
-    let told = Told::by(running);
+    let told = MoveReport::by(running);
     told.assert_done();
     let job = told.report["jobs"][0]["id"].as_str().expect("a name").to_owned();
     let events = scene.jobs(&["events", &job]).run().expect_code(0).stdout;

@@ -405,7 +405,7 @@ fn join_and_leave(cluster: &Cluster, new: &Server) {
 
 /// A target without room is waited for, and then complained of; with more room the sync goes on.
 #[test]
-fn a_full_target_is_told_of() {
+fn a_full_target_is_reported() {
     let source = Server::builder(Engine::Redis70).start().expect("the source starts");
     let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
     fill(&deployment(source.addr()));

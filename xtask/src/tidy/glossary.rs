@@ -4,7 +4,7 @@
 use super::source::words;
 
 /// Names of types that say nothing to a stranger, or have meant several things.
-const TYPES: [&str; 40] = [
+const TYPES: [&str; 46] = [
     "Aim",
     "Card",
     "Crowd",
@@ -45,6 +45,12 @@ const TYPES: [&str; 40] = [
     "Say",
     "Mender",
     "Teller",
+    "Cut",
+    "Held",
+    "Looked",
+    "Looking",
+    "Said",
+    "Told",
 ];
 
 /// Verbs that stand for many things: suspect, repair, poll, notify, print and the like say which.
@@ -52,6 +58,9 @@ const VERBS: [&str; 8] = ["doubt", "learn", "look", "mend", "say", "tell", "turn
 
 /// Verbs that are plain with what follows them.
 const FUNCTIONS: [&str; 3] = ["look_up", "turn_around", "turn_back"];
+
+/// Parts of names, wherever they stand in one.
+const PARTS: [&str; 4] = ["told_of", "mended", "whoever", "amiss"];
 
 /// Phrases of prose, and what to write.
 const PHRASES: [(&str, &str); 9] = [
@@ -79,7 +88,10 @@ pub fn private_names(code: &str) -> Vec<(usize, String)> {
                 .extend(defined.filter(|name| TYPES.contains(name)).map(|name| (index + 1, name.to_owned())));
         }
         let defined = defined_after(line, "fn").filter(|name| !FUNCTIONS.contains(name));
-        let is_private = |name: &&str| VERBS.contains(&name.split('_').next().unwrap_or_default());
+        let is_private = |name: &&str| {
+            VERBS.contains(&name.split('_').next().unwrap_or_default())
+                || PARTS.iter().any(|part| name.contains(part))
+        };
         found.extend(defined.filter(is_private).map(|name| (index + 1, name.to_owned())));
     }
     found
@@ -87,7 +99,7 @@ pub fn private_names(code: &str) -> Vec<(usize, String)> {
 
 /// Phrases of a text that stumble: line, counted from 1, the phrase, and what to write.
 pub fn private_phrases(path: &str, text: &str) -> Vec<(usize, &'static str, &'static str)> {
-    let is_read = path.ends_with(".rs") || path.ends_with(".md");
+    let is_read = [".rs", ".md", ".js"].iter().any(|ending| path.ends_with(ending));
     if !is_read || EXEMPT.contains(&path) {
         return Vec::new();
     }
@@ -119,6 +131,7 @@ mod tests {
             names("pub(super) struct Door<'a> {\n    fn look_again(&self) {}"),
             ["Door", "look_again"]
         );
+        assert_eq!(names("fn a_disk_is_mended() {}\nfn it_is_told_of() {}").len(), 2);
         assert_eq!(names("fn teller() {} \nstruct DoorFrame;\nfn look_up() {}"), [] as [&str; 0]);
         let text = "A client is\nwhoever connects.";
         assert_eq!(private_phrases("docs/a.md", text), [(2, "whoever", "the client, the server that")]);

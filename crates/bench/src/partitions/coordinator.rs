@@ -37,7 +37,7 @@ const LOG_EVERY: Duration = Duration::from_secs(5);
 enum Heard {
     Connected(TcpStream),
     /// From a link by its number.
-    Said(usize, Kind, Vec<u8>),
+    Message(usize, Kind, Vec<u8>),
     Ended(usize),
     Journaled(u64),
     JournalFailed(String),
@@ -349,20 +349,20 @@ impl Fleet {
     fn take(&mut self, heard: Heard) -> anyhow::Result<()> {
         match heard {
             Heard::Connected(stream) => self.add_link(stream),
-            Heard::Said(at, Kind::Addresses, bytes) => {
+            Heard::Message(at, Kind::Addresses, bytes) => {
                 let mut numbers = link::numbers(&bytes);
                 let link = &mut self.links[at];
                 (link.token, link.port) = numbers.next().zip(numbers.next()).context("hear a member")?;
                 Ok(())
             }
-            Heard::Said(_, Kind::Message, bytes) => {
+            Heard::Message(_, Kind::Message, bytes) => {
                 self.take_in(Input::Message(ToCoordinator::decode(&bytes).context("hear a member")?))
             }
-            Heard::Said(at, Kind::Holdings, bytes) => {
+            Heard::Message(at, Kind::Holdings, bytes) => {
                 self.holdings.push((at, link::numbers(&bytes).collect()));
                 Ok(())
             }
-            Heard::Said(_, kind, _) => bail!("a member sends {kind:?}"),
+            Heard::Message(_, kind, _) => bail!("a member sends {kind:?}"),
             Heard::Ended(at) => bail!("the connection of member {} has ended", self.links[at].token),
             Heard::Journaled(upto) => {
                 self.measured.journal_writes += 1;
@@ -378,7 +378,7 @@ impl Fleet {
         let (heard, at) = (self.heard.clone(), self.links.len());
         thread::spawn(move || {
             while let Ok(Some((kind, bytes))) = frames.next() {
-                if heard.send(Heard::Said(at, kind, bytes)).is_err() {
+                if heard.send(Heard::Message(at, kind, bytes)).is_err() {
                     return;
                 }
             }

@@ -12,7 +12,7 @@ use whimbrel_control::store::{Status, Store};
 use whimbrel_control::{private::state_dir, service};
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 use whimbrel_flow::sync::{Compare, CutoverOptions};
 
 use crate::commands::words;
@@ -49,7 +49,7 @@ pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
 }
 
 /// Who is who, for people.
-struct Sides {
+struct Endpoints {
     source: String,
     target: String,
     /// Whether the sync runs on.
@@ -58,7 +58,7 @@ struct Sides {
 
 /// What came of asking the user, and then the sync.
 enum Asked {
-    Answered(Box<Answer>, Sides),
+    Answered(Box<Answer>, Endpoints),
     /// Nothing is done now.
     Over(Exit),
 }
@@ -75,14 +75,14 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let options = CutoverOptions {
         max_pause_ms: args.max_pause,
         fence: match args.fence {
-            None | Some(FenceChoice::None) => FenceKind::None,
-            Some(FenceChoice::Pause) => FenceKind::Pause { limit_ms: args.fence_for },
-            Some(FenceChoice::Acl) => FenceKind::Acl,
-            Some(FenceChoice::ReadonlyReplica) => FenceKind::ReadonlyReplica,
+            None | Some(FenceChoice::None) => WriterFenceKind::None,
+            Some(FenceChoice::Pause) => WriterFenceKind::Pause { limit_ms: args.fence_for },
+            Some(FenceChoice::Acl) => WriterFenceKind::Acl,
+            Some(FenceChoice::ReadonlyReplica) => WriterFenceKind::ReadonlyReplica,
             Some(FenceChoice::External) => {
-                FenceKind::External { quiet_ms: args.quiet_for, wait_ms: args.wait_for_quiet }
+                WriterFenceKind::External { quiet_ms: args.quiet_for, wait_ms: args.wait_for_quiet }
             }
-            Some(FenceChoice::Front) => FenceKind::Front,
+            Some(FenceChoice::Front) => WriterFenceKind::Front,
         },
         front: front(args, &folder, &sync)?,
         compare: match args.compare {
@@ -146,7 +146,7 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         return order(args, &store, &sync, scheduled).await.map(Asked::Over);
     }
     let runs_on = store.running_sync(&sync.id).is_ok();
-    Ok(Asked::Answered(Box::new(answer), Sides { source, target, runs_on }))
+    Ok(Asked::Answered(Box::new(answer), Endpoints { source, target, runs_on }))
 }
 
 /// Orders a cutover for later.
@@ -252,7 +252,7 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
     })
 }
 
-fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> Exit {
+fn show(args: &CutoverArgs, answer: &Answer, sides: &Endpoints, withdrawn: bool) -> Exit {
     let exit = match answer.outcome.as_ref().map_err(Exit::from) {
         Ok(report) if failed_hooks(report).next().is_some() => Exit::Partial,
         Ok(_) => Exit::Success,
@@ -329,7 +329,7 @@ fn show_hooks(report: &serde_json::Value) {
 }
 
 /// The report of a cutover whose writers somebody else stops.
-fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, exit: Exit) -> Exit {
+fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints, exit: Exit) -> Exit {
     let number = |name: &str| report[name].as_u64().unwrap_or(0);
     let external = &report["external"];
     let stopped = number("estimate_ms") + args.quiet_for;
@@ -354,7 +354,7 @@ fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, 
 }
 
 /// The report of a cutover of a front's clients.
-fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, exit: Exit) -> Exit {
+fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints, exit: Exit) -> Exit {
     let number = |name: &str| report[name].as_u64().unwrap_or(0);
     let front = &report["front"];
     let clients = format_count_of(front["clients"].as_u64().unwrap_or(0), "client");
@@ -395,7 +395,7 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, exi
     exit
 }
 
-fn fenced(args: &CutoverArgs, Sides { source, target, .. }: &Sides) -> String {
+fn fenced(args: &CutoverArgs, Endpoints { source, target, .. }: &Endpoints) -> String {
     match args.fence {
         Some(FenceChoice::Pause) => {
             let seconds = args.fence_for / 1000;

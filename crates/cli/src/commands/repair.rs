@@ -2,12 +2,12 @@
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::repair::instruction::{self, Instruction};
 use whimbrel_control::repair::keys::Tally;
 use whimbrel_control::repair::round::{
     self, LOOKS_AFTER, LOOKS_BEFORE, announce, refuse_if_busy, remaining, settled_survey,
 };
 use whimbrel_control::repair::run::Repairer;
-use whimbrel_control::repair::told::{self, Told};
 use whimbrel_control::store::Store;
 use whimbrel_core::repair::plan::{Action, Fate, Plan};
 use whimbrel_core::units::{format_count, format_count_of};
@@ -73,13 +73,13 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let (mut survey, mut plan) = (survey, plan);
     let mut total = Tally::default();
     for _ in 0..ROUNDS_MAX {
-        let surgeon = Repairer::new(&deployment, &survey, stop);
+        let repairer = Repairer::new(&deployment, &survey, stop);
         for action in &plan.actions {
             if stop.is_cancelled() {
                 return Ok(Exit::Stopped);
             }
             print_action(args, &survey, action);
-            total.add(surgeon.carry_out(action).await?);
+            total.add(repairer.carry_out(action).await?);
         }
         if stop.is_cancelled() {
             return Ok(Exit::Stopped);
@@ -99,7 +99,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
 
 /// What stays wrong, in words.
 fn left(survey: &Survey, plan: &Plan) -> Vec<String> {
-    plan.left.iter().map(|left| told::left(survey, left)).collect()
+    plan.left.iter().map(|left| instruction::left(survey, left)).collect()
 }
 
 /// Shows the problems, which jobs that were interrupted can be gone on with instead, and what would be done.
@@ -140,7 +140,7 @@ fn show_plan(
         );
     }
     for action in &plan.actions {
-        let text = Told { action, survey }.to_string();
+        let text = Instruction { action, survey }.to_string();
         out!("{}   {}", screen.good("repair"), text);
     }
     for left in left(survey, plan) {
@@ -153,7 +153,7 @@ fn show_plan(
 
 fn print_action(args: &RepairArgs, survey: &Survey, action: &Action) {
     if !args.json {
-        out!("doing    {}", Told { action, survey });
+        out!("doing    {}", Instruction { action, survey });
     }
 }
 

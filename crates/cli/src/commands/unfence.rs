@@ -3,7 +3,7 @@
 use serde_json::json;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 use whimbrel_flow::sync::FenceNote;
 
 use crate::exit::Exit;
@@ -49,17 +49,17 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-fn words(kind: FenceKind) -> &'static str {
+fn words(kind: WriterFenceKind) -> &'static str {
     match kind {
-        FenceKind::None => "there is none",
-        FenceKind::External { .. } => {
+        WriterFenceKind::None => "there is none",
+        WriterFenceKind::External { .. } => {
             "whimbrel keeps nobody away: let the writers in again where they were stopped"
         }
-        FenceKind::Front => {
+        WriterFenceKind::Front => {
             "whimbrel keeps nobody away; clients of the front stay where it sends them: whimbrel front status"
         }
-        FenceKind::Pause { .. } => "writers are not paused any more",
-        FenceKind::Acl => "ACL users have the rules back that they had before the cutover",
-        FenceKind::ReadonlyReplica => "it is a primary again, and takes writes",
+        WriterFenceKind::Pause { .. } => "writers are not paused any more",
+        WriterFenceKind::Acl => "ACL users have the rules back that they had before the cutover",
+        WriterFenceKind::ReadonlyReplica => "it is a primary again, and takes writes",
     }
 }

@@ -31,7 +31,7 @@ pub use self::moves::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
 };
-pub use self::shared::{Beforehand, HookArgs, Limits, Names, Show, Sides};
+pub use self::shared::{Beforehand, Endpoints, HookArgs, Limits, Names, Show};
 pub use self::sync::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, UnfenceArgs, WatchArgs};
 
 /// The command line.

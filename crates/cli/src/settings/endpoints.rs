@@ -19,8 +19,8 @@ use whimbrel_settings::values::{Moved, is_typed, run_again_with};
 #[cfg(feature = "etcd")]
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
-    Access, AssessArgs, ClusterArgs, Command, FleetAt, FrontArgs, HookArgs, JobAccess, JobsCommand, JoinArgs,
-    MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs, Sides,
+    Access, AssessArgs, ClusterArgs, Command, Endpoints, FleetAt, FrontArgs, HookArgs, JobAccess,
+    JobsCommand, JoinArgs, MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs,
 };
 
 const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
@@ -43,7 +43,7 @@ impl Reach {
     }
 }
 
-impl Sides {
+impl Endpoints {
     /// Both endpoints.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl FrontArgs {
     /// The endpoint of the source.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn source_endpoint(&self) -> Result<Endpoint> {
         let source = self.source.as_deref().unwrap_or_default();
         endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
@@ -105,7 +105,7 @@ impl FrontArgs {
     /// The coordinators of the fleet that it is to join; none where it is not.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn coordinators(&self) -> Result<Vec<Endpoint>> {
         let JoinArgs { join, join_password_file, .. } = &self.joining;
         join.iter().map(|at| daemon(at, "join-", join_password_file.as_deref())).collect()
@@ -114,7 +114,7 @@ impl FrontArgs {
     /// The endpoint of the target, where one is named.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn target_endpoint(&self) -> Result<Option<Endpoint>> {
         let access = Access::from(&self.target_access);
         self.target
@@ -134,7 +134,7 @@ impl AssessArgs {
     /// The endpoint of the source.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn source_endpoint(&self) -> Result<Endpoint> {
         let mut source = self.reach.source(&self.source)?;
         source.psync = Address::parse_renamings(&self.source_psync)?;
@@ -144,7 +144,7 @@ impl AssessArgs {
     /// The endpoint of the target, where one is named.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn target_endpoint(&self) -> Result<Option<Endpoint>> {
         self.target.as_ref().map(|target| self.reach.target(target)).transpose()
     }
@@ -159,7 +159,7 @@ impl ClusterArgs {
     /// The endpoint.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn endpoint(&self) -> Result<Endpoint> {
         // A cluster is both sides of what moves in it. As a source it is only read while it is looked at.
         endpoint(Side::Source, &self.cluster, &Access::from(&self.access), self.insecure)
@@ -175,7 +175,7 @@ impl JobAccess {
     /// The endpoint of a job's cluster, which is `cluster`.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn endpoint(&self, cluster: &str) -> Result<Endpoint> {
         endpoint(Side::Source, cluster, &Access::from(&self.access), self.insecure)
     }
@@ -185,7 +185,7 @@ impl MovingArgs {
     /// The daemon that the moves are handed to, where one is named.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn daemon(&self) -> Result<Option<Endpoint>> {
         let file = self.server_password_file.as_deref();
         self.server.as_deref().map(|server| daemon(server, "server-", file)).transpose()
@@ -196,7 +196,7 @@ impl FleetAt {
     /// The coordinators.
     ///
     /// # Errors
-    /// As [`Sides::endpoints`].
+    /// As [`Endpoints::endpoints`].
     pub fn endpoints(&self) -> Result<Vec<Endpoint>> {
         let at = |server: &String| daemon(server, "server-", self.server_password_file.as_deref());
         self.server.iter().map(at).collect()
@@ -258,7 +258,7 @@ impl ServeArgs {
 
 /// The addresses that a command holds, each with the variable that its password may come from instead.
 fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
-    fn both(sides: &Sides) -> Vec<(&String, &'static str)> {
+    fn both(sides: &Endpoints) -> Vec<(&String, &'static str)> {
         vec![(&sides.source, SOURCE_PASSWORD), (&sides.target, TARGET_PASSWORD)]
     }
     fn moved<'a>(at: &'a ClusterArgs, moving: &'a MovingArgs) -> Vec<(&'a String, &'static str)> {

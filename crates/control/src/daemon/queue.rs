@@ -404,7 +404,7 @@ impl Queue {
         let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
         let (store, deployment, settings) = (&self.store, &self.deployment, &self.settings);
         let cuts = match settings.method {
-            Method::External => service::cut_all(deployment, &moves, settings, &keys_of).await?,
+            Method::External => service::plan_handovers(deployment, &moves, settings, &keys_of).await?,
             Method::Native(_) | Method::Legacy => Vec::new(),
         };
         let ready =

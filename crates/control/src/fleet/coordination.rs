@@ -267,8 +267,8 @@ impl Coordination {
         match event {
             Event::Linked(link, outbox, hello) => self.links.open(link, outbox, hello),
             Event::Ended(link) => self.ended(link),
-            Event::Looked(member, listens) => return self.looked(member, listens),
-            Event::Said(link, said) => return self.hear(link, said),
+            Event::Probed(member, listens) => return self.looked(member, listens),
+            Event::Received(link, said) => return self.hear(link, said),
             Event::Written(Err(error)) => return Err(error),
             Event::Written(Ok(upto)) => {
                 self.is_writing = false;
@@ -306,7 +306,7 @@ impl Coordination {
                 && let Some(tell) = tell.upgrade()
             {
                 // Where the coordinator has ended, the next one waits for the lease.
-                let _ = tell.send(Event::Looked(member, expected)).await;
+                let _ = tell.send(Event::Probed(member, expected)).await;
             }
         });
     }
@@ -564,7 +564,7 @@ impl Coordination {
             Question::Leave(member) => self.may_give_up(*member).map(|()| Input::Leave(*member)),
             Question::Dead(member) => self.may_be_dead(*member).map(|()| Input::Dead(*member)),
             Question::Weigh(member, weight) => self.weigh(*member, *weight),
-            Question::Place(backend, weight) => self.place(backend, *weight),
+            Question::Assign(backend, weight) => self.place(backend, *weight),
             // Neither of the others carries anything out.
             Question::Rebalance | Question::Status | Question::Rehearse(_) => Ok(Input::Hold(false)),
         }

@@ -91,7 +91,7 @@ pub(super) enum Question {
     /// A weight for a member; where none is given, the one that it came with.
     Weigh(MemberId, Option<u32>),
     /// A part of the data for a backend, by its name.
-    Place(String, u32),
+    Assign(String, u32),
     Rebalance,
     /// Whether that would be refused.
     Rehearse(Box<Question>),
@@ -110,11 +110,11 @@ pub(super) enum Event {
     /// Somebody has connected.
     Linked(u64, Arc<Outbox>, Hello),
     /// It says something.
-    Said(u64, FromMember),
+    Received(u64, FromMember),
     /// Its connection has ended.
     Ended(u64),
     /// Whether somebody listens at the address of this member.
-    Looked(MemberId, Listens),
+    Probed(MemberId, Listens),
     Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
     /// Everything up to this number is on disk, or why not.
     Written(std::result::Result<u64, Error>),
@@ -241,7 +241,7 @@ impl Fleet {
     /// # Errors
     /// [`Refused`] where there is no such backend, or no other one that takes data.
     pub async fn place(&self, backend: &str, weight: u32) -> Result<(), Refused> {
-        self.ask(Question::Place(backend.to_owned(), weight)).await.map(drop)
+        self.ask(Question::Assign(backend.to_owned(), weight)).await.map(drop)
     }
 
     /// Plans anew who should have what, and tries again at once what failed.
@@ -287,7 +287,7 @@ impl Fleet {
         let hears = async {
             loop {
                 let said = said(&mut frames, SILENCE_MAX).await?;
-                events.send(Event::Said(link, said)).await.map_err(over)?;
+                events.send(Event::Received(link, said)).await.map_err(over)?;
             }
         };
         let outcome = tokio::select! {

@@ -16,7 +16,7 @@ pub enum HookEvent {
     Resumed,
     /// A sync has taken its snapshot, and follows: once for each process.
     Following,
-    /// A front moves keys: it was started, or turned round.
+    /// A front moves keys: it was started, or reversed.
     Moving,
     /// All keys of a front have moved.
     Moved,

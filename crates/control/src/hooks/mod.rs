@@ -452,7 +452,7 @@ mod tests {
         let both = [HookEvent::Moving, HookEvent::Moved];
         assert_eq!(between(&front("forwarding"), &front("done")), both, "it was too quick to be seen");
         assert_eq!(between(&front("moving"), &front("done")), both[1..]);
-        assert_eq!(between(&front("done"), &front("moving")), both[..1], "it was turned round");
+        assert_eq!(between(&front("done"), &front("moving")), both[..1], "it was reversed");
         let back = Status { source: "b:2".to_owned(), target: "a:1".to_owned(), ..front("done") };
         assert_eq!(between(&front("done"), &back), both, "and was there before that was seen");
         let moves = |moved: &str, message: &str, ended: bool| {

@@ -8,11 +8,11 @@ use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
-use whimbrel_engine::handover::FenceKind;
+use whimbrel_engine::handover::SlotFenceKind;
 
 use super::situation::Situation;
 use crate::pause::PauseNeed;
-use crate::service::{self, Cut, Method, Settings};
+use crate::service::{self, HandoverPlan, Method, Settings};
 
 /// How long a plan is taken to be true.
 const FRESH: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ pub struct Plan {
     /// What moves where.
     pub moves: Vec<Move>,
     /// How each of them is handed over; none where the servers do that, or a daemon decides.
-    cuts: Vec<Cut>,
+    cuts: Vec<HandoverPlan>,
     made: Instant,
     /// What is known of each of them.
     pub rows: Vec<Row>,
@@ -73,7 +73,7 @@ pub struct Row {
     /// How many batches they are handed over in.
     pub batches: usize,
     /// How writes are fenced off, as far as whimbrel does that.
-    pub fence: Option<FenceKind>,
+    pub fence: Option<SlotFenceKind>,
     /// While a child of the source saves, by another fence. See
     /// [`Handover::minds_children`](whimbrel_engine::handover::Handover::minds_children).
     pub minds_children: bool,
@@ -83,7 +83,7 @@ impl Plan {
     /// Puts together what is known.
     ///
     /// # Errors
-    /// Whatever keeps us from connecting to the nodes, and as [`service::cut_all`].
+    /// Whatever keeps us from connecting to the nodes, and as [`service::plan_handovers`].
     pub async fn new(
         deployment: &Deployment,
         situation: &Situation,
@@ -98,8 +98,10 @@ impl Plan {
         let is_cut = !by_daemon && (method == Method::External || native_stall_ms.is_some());
         let mut cuts = match is_cut {
             true => {
-                service::cut_all(deployment, &moves, settings, |node, slot| situation.keys_of(node, slot))
-                    .await?
+                service::plan_handovers(deployment, &moves, settings, |node, slot| {
+                    situation.keys_of(node, slot)
+                })
+                .await?
             }
             false => Vec::new(),
         };
@@ -158,23 +160,23 @@ impl Plan {
     /// How the moves are handed over: as shown, or found out again where the question was open for a while.
     ///
     /// # Errors
-    /// As [`service::cut_all`].
+    /// As [`service::plan_handovers`].
     pub async fn cuts(
         &self,
         deployment: &Deployment,
         situation: &Situation,
         settings: &Settings,
-    ) -> Result<Vec<Cut>> {
+    ) -> Result<Vec<HandoverPlan>> {
         if self.made.elapsed() < FRESH || self.cuts.is_empty() {
             return Ok(self.cuts.clone());
         }
         let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
-        service::cut_all(deployment, &self.moves, settings, keys_of).await
+        service::plan_handovers(deployment, &self.moves, settings, keys_of).await
     }
 
     /// When clients may see `CLUSTERDOWN`, for people.
     pub fn clusterdown(&self) -> Option<&'static str> {
-        if self.rows.iter().any(|row| row.fence == Some(FenceKind::Bare)) {
+        if self.rows.iter().any(|row| row.fence == Some(SlotFenceKind::Bare)) {
             return Some("with these servers clients may see CLUSTERDOWN for some milliseconds each time");
         }
         let minds_children = self.rows.iter().any(|row| row.minds_children);

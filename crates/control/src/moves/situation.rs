@@ -263,12 +263,12 @@ impl Situation {
         &self,
         deployment: &Deployment,
         moves: &[Move],
-        wish: MethodRule,
+        rule: MethodRule,
     ) -> Result<(Method, String)> {
         if moves.is_empty() {
             return Ok((Method::External, "there is nothing to move".to_owned()));
         }
-        if let MethodRule::Best { external_only, .. } = wish
+        if let MethodRule::Best { external_only, .. } = rule
             && (external_only || self.emptied(moves).is_some())
         {
             return Ok((Method::External, PROMISES.to_owned()));
@@ -282,14 +282,14 @@ impl Situation {
             let mut link = deployment.open(&node.address, 0).await?;
             match NativeSupport::find(&mut link).await? {
                 NativeSupport::Present(kind) => kinds.push(kind),
-                NativeSupport::Absent { reason } if wish == MethodRule::Native => {
+                NativeSupport::Absent { reason } if rule == MethodRule::Native => {
                     let at = node.name().to_string();
                     return Err(Error::unfit(Side::Source, at, "use the native method", reason));
                 }
                 NativeSupport::Absent { .. } => return Ok((Method::External, PROMISES.to_owned())),
             }
         }
-        if let MethodRule::Best { native_first, .. } = wish {
+        if let MethodRule::Best { native_first, .. } = rule {
             return Ok(match kinds.first() {
                 Some(&kind) if native_first && kinds.iter().all(|&k| k == kind) => {
                     (Method::Native(Native::from(kind)), FIRST.to_owned())

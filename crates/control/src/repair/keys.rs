@@ -75,14 +75,8 @@ const LISTED_MAX: u64 = 100_000;
 
 /// How many of some keys of a slot exist on a node, whether it owns the slot or not.
 pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Result<u64> {
-    for key in keys {
-        link.push(&[b"EXISTS", key]);
-    }
-    link.flush().await?;
-    let replies = link.replies(keys.len()).await?;
-    if let Some(counts) = replies.iter().map(|r| u64::try_from(r.as_int()?).ok()).collect::<Option<Vec<_>>>()
-    {
-        return Ok(counts.into_iter().sum());
+    if let Ok(found) = exist(link, keys).await {
+        return Ok(found.into_iter().filter(|is_there| *is_there).count() as u64);
     }
     // It does not own the slot, or not yet: it lists its keys all the same.
     let held: HashSet<Bytes> =

@@ -6,8 +6,8 @@
 //! - [`notes`]: what the next repair has to know if this one dies;
 //! - [`keys`]: moves or removes the keys of single slots, whether their slots are owned or not.
 
+pub mod instruction;
 pub mod keys;
 mod notes;
 pub mod round;
 pub mod run;
-pub mod told;

@@ -59,10 +59,10 @@ pub async fn plan(
     stop: &CancellationToken,
 ) -> Result<Plan> {
     let mut plan = decide::decide(&survey.cluster(), &SlotSet::full());
-    let surgeon = Repairer::new(deployment, survey, stop);
+    let repairer = Repairer::new(deployment, survey, stop);
     for action in std::mem::take(&mut plan.actions) {
         let moving = match &action.change {
-            Change::Empty { owner, copied: true, .. } => surgeon.moving(owner, &action.slots).await?,
+            Change::Empty { owner, copied: true, .. } => repairer.moving(owner, &action.slots).await?,
             _ => SlotSet::new(),
         };
         let holder = match &action.change {
@@ -88,7 +88,7 @@ pub async fn plan(
         if *copied && hides && strays.is_none() && !action.slots.intersection(&claimed).is_empty() {
             continue;
         }
-        let evidence = surgeon.evidence(holder, owner, &action.slots).await?;
+        let evidence = repairer.evidence(holder, owner, &action.slots).await?;
         *fate = Some(strays.unwrap_or_else(|| decide::fate(*copied, evidence)));
         action.evidence = Some(evidence);
     }

@@ -16,9 +16,9 @@ use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, Su
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
+use super::instruction::slots_text;
 use super::keys::{self, Tally};
 use super::notes;
-use super::told::slots_text;
 
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
 const OPEN_SLOTS_MAX: usize = 256;

@@ -25,7 +25,7 @@ use whimbrel_engine::native::{
 use whimbrel_engine::nodes::key_counts;
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress, LegacyReport};
 
-use super::settings::{Cut, Method, Settings, cut_into_batches};
+use super::settings::{HandoverPlan, Method, Settings, divide_into_batches};
 use crate::clock::now_s;
 use crate::job::{Record, View};
 use crate::options::{TransferOptions, usual_stall_ms};
@@ -376,7 +376,8 @@ async fn external(
     let keys_of = |slot| u64::from(counts.of(slot));
     let (from, to) = (plain.source.clone(), plain.target.clone());
     let planned = Move { source: from.clone(), target: to.clone(), slots: plain.slots.clone() };
-    let Cut { parts, max_pause_ms, .. } = cut_into_batches(deployment, &planned, &settings, keys_of).await?;
+    let HandoverPlan { parts, max_pause_ms, .. } =
+        divide_into_batches(deployment, &planned, &settings, keys_of).await?;
     let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
     let rules = Rules { max_pause_ms, ..settings.rules };
     let job = Job::new(plain.id.clone(), from, to, parts, rules);

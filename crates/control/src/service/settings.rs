@@ -8,7 +8,7 @@ use whimbrel_core::plan::{BatchLimits, Move, batches};
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
+use whimbrel_engine::handover::{Handover, HandoverOptions, SlotFenceKind};
 use whimbrel_engine::native::NativeKind;
 use whimbrel_engine::remedy::Remedy;
 
@@ -97,9 +97,9 @@ pub struct Settings {
 
 /// How the slots of one move are handed over.
 #[derive(Debug, Clone)]
-pub struct Cut {
+pub struct HandoverPlan {
     /// How writes are fenced off.
-    pub fence: FenceKind,
+    pub fence: SlotFenceKind,
     /// While a child of the source saves, they are fenced off by a bare fence. See
     /// [`Handover::minds_children`].
     pub minds_children: bool,
@@ -130,13 +130,13 @@ async fn handover_of(deployment: &Deployment, planned: &Move) -> Result<Handover
 /// time. Their round trips are measured one after another, so that none is measured while we are busy.
 ///
 /// # Errors
-/// As [`cut_into_batches`]: the error of the first move that has one.
-pub async fn cut_all(
+/// As [`divide_into_batches`]: the error of the first move that has one.
+pub async fn plan_handovers(
     deployment: &Deployment,
     moves: &[Move],
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64 + Copy,
-) -> Result<Vec<Cut>> {
+) -> Result<Vec<HandoverPlan>> {
     let opening: Vec<_> = moves.iter().map(|planned| checked_handover(deployment, planned)).collect();
     let mut opened = stream::iter(opening).buffered(OPENED_AT_ONCE);
     let mut cuts = Vec::with_capacity(moves.len());
@@ -160,12 +160,12 @@ async fn checked_handover(deployment: &Deployment, planned: &Move) -> Result<Han
 /// # Errors
 /// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
 /// handover. As [`Handover::open`].
-pub(super) async fn cut_into_batches(
+pub(super) async fn divide_into_batches(
     deployment: &Deployment,
     planned: &Move,
     settings: &Settings,
     keys_of: impl Fn(Slot) -> u64,
-) -> Result<Cut> {
+) -> Result<HandoverPlan> {
     cut(checked_handover(deployment, planned).await?, planned, settings, keys_of).await
 }
 
@@ -174,7 +174,7 @@ async fn cut(
     planned: &Move,
     settings: &Settings,
     keys_of: impl Fn(Slot) -> u64,
-) -> Result<Cut> {
+) -> Result<HandoverPlan> {
     let fence = handover.fence_kind();
     let Rules { atomic, verify, .. } = settings.rules;
     let unfit = |handover: &Handover, what: String, remedy: Remedy| {
@@ -206,5 +206,5 @@ async fn cut(
     if let Some((what, remedy)) = need.too_long_for(max_pause_ms) {
         return Err(unfit(&handover, what, remedy));
     }
-    Ok(Cut { fence, minds_children: handover.minds_children(), parts, need, max_pause_ms })
+    Ok(HandoverPlan { fence, minds_children: handover.minds_children(), parts, need, max_pause_ms })
 }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::schedule::When;
 use whimbrel_core::units::format_duration_ms;
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::sync::{CutoverOptions, FrontOrder};
 
@@ -73,12 +73,12 @@ impl Scheduled {
     /// When, and what: in words that follow what is ordered.
     pub fn in_words(&self) -> String {
         let fence = match self.options.fence {
-            FenceKind::None => "none",
-            FenceKind::Pause { .. } => "pause",
-            FenceKind::Acl => "acl",
-            FenceKind::ReadonlyReplica => "readonly-replica",
-            FenceKind::External { .. } => "external",
-            FenceKind::Front => "front",
+            WriterFenceKind::None => "none",
+            WriterFenceKind::Pause { .. } => "pause",
+            WriterFenceKind::Acl => "acl",
+            WriterFenceKind::ReadonlyReplica => "readonly-replica",
+            WriterFenceKind::External { .. } => "external",
+            WriterFenceKind::Front => "front",
         };
         let longest_ms = self.options.max_pause_ms;
         let mut words = format!("{}, with the fence {fence}", self.when.in_words(longest_ms));

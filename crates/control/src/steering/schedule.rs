@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::schedule::Due;
 use whimbrel_core::units::format_time;
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 use whimbrel_flow::sync::{CutoverOptions, SyncPhase};
 
 use super::protocol::{Refusal, Scheduled, Standing, Why};
@@ -90,7 +90,7 @@ impl Schedule {
             if when.due(now_s, None, 0) == Due::TooLate {
                 return refused(format!("its time has passed: it is {}", format_time(now_s)));
             }
-            if options.fence == FenceKind::None {
+            if options.fence == WriterFenceKind::None {
                 let text = "without a fence nothing is handed over, so there is nothing to order for later";
                 return refused(text.to_owned());
             }

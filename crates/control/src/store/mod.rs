@@ -18,6 +18,7 @@ mod names;
 mod status;
 mod trace;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,7 +139,12 @@ impl Store {
         });
         // One under another name was left by a process that was killed while it wrote down how the job ended.
         let found = |id: String| self.find(&id).filter(|status| status.id == id);
-        Ok(ids.take(JOBS_MAX).filter_map(found).collect())
+        let mut found: Vec<Status> = ids.take(JOBS_MAX).filter_map(found).collect();
+        // A run that ends is there under both of its names for a moment.
+        let kept: HashSet<(String, u64)> =
+            found.iter().filter_map(|status| Some((status.run_of()?.to_owned(), status.created_s))).collect();
+        found.retain(|status| !kept.contains(&(status.id.clone(), status.created_s)));
+        Ok(found)
     }
 
     /// Jobs of the cluster that have not ended and that nobody runs, by name.
@@ -247,15 +253,19 @@ impl Store {
         // Two tasks of this process would use the same draft.
         static PUBLISHING: Mutex<()> = Mutex::new(());
         let _publishing = PUBLISHING.lock();
+        self.publish_after(self.find(&status.id).as_ref(), status);
+    }
+
+    /// Likewise, where it stood so `before`.
+    fn publish_after(&self, before: Option<&Status>, status: &Status) {
         let publish = || {
             std::fs::create_dir_all(&self.folder)?;
-            let before = self.find(&status.id);
-            let mut status = status.clone().with_origin_of(before.as_ref());
-            if before.as_ref().is_none_or(|before| before.created_s != status.created_s) {
+            let mut status = status.clone().with_origin_of(before);
+            if before.is_none_or(|before| before.created_s != status.created_s) {
                 status.origin.begun_by = status.origin.begun_by.or_else(|| Some(status::begun_by()));
             }
             write_whole(&self.path(&status.id, "json"), &status)?;
-            trace::note(&self.path(&status.id, "events"), before.as_ref(), &status)
+            trace::note(&self.path(&status.id, "events"), before, &status)
         };
         if let Err(error) = publish() {
             tracing::warn!(%error, "the job's status could not be written");
@@ -286,20 +296,26 @@ impl Store {
     pub fn end(&self, status: &Status) -> String {
         let mut kept = status.clone().with_origin_of(self.find(&status.id).as_ref());
         // Its next run, by another process, may have begun: what stands under its name is that one's then.
-        let is_ours = self.find(&status.id).is_some_and(|there| there.created_s == status.created_s);
+        let before = self.find(&status.id);
+        let is_ours = before.as_ref().is_none_or(|there| there.created_s == status.created_s);
         // Runs that began within the same second take the next ones: none takes the place of another.
         while is_ours && self.path(&kept.kept_as(), "json").exists() {
             kept.created_s += 1;
         }
         let name = kept.kept_as();
         if is_ours {
-            for ending in ["json", "events", "report"] {
+            for ending in ["events", "report"] {
                 // Not every job has one.
                 let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));
             }
             let _ = self.keep_schedule(&status.id, None::<&()>);
         }
-        self.publish(&Status { id: name.clone(), scheduled: None, ..kept });
+        // First under its new name, so that it is listed at any moment.
+        let kept = Status { id: name.clone(), scheduled: None, ..kept };
+        self.publish_after(before.filter(|_| is_ours).as_ref(), &kept);
+        if is_ours {
+            let _ = std::fs::remove_file(self.path(&status.id, "json"));
+        }
         self.prune();
         name
     }

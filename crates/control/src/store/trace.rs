@@ -246,25 +246,28 @@ pub(super) fn append(path: &Path, events: impl IntoIterator<Item = Event>) -> io
         let is_long = file.metadata()?.len() > BYTES_MAX;
         // Any number of processes may add to it, but none while one makes it shorter.
         let lock = if is_long { FlockArg::LockExclusiveNonblock } else { FlockArg::LockSharedNonblock };
-        let mut file = match Flock::lock(file, lock) {
-            Ok(locked) => locked,
-            Err((_, Errno::EWOULDBLOCK)) if Instant::now() < until => {
-                std::thread::sleep(TRIED_EVERY);
-                continue;
+        match Flock::lock(file, lock) {
+            Err((_, Errno::EWOULDBLOCK)) if Instant::now() < until => {}
+            // That process is stopped.
+            Err((mut file, Errno::EWOULDBLOCK)) => return file.write_all(text.as_bytes()),
+            // The file system has no locks.
+            Err((mut file, _)) => return put(path, &mut file, is_long, text),
+            Ok(mut file) if is_at(path, &file.metadata()?) || Instant::now() >= until => {
+                return put(path, &mut file, is_long, text);
             }
-            // That process is stopped, or the file system has no locks.
-            Err((mut file, _)) => return file.write_all(text.as_bytes()),
-        };
-        if !is_at(path, &file.metadata()?) {
             // Another one has the name meanwhile.
-            continue;
+            Ok(_) => {}
         }
-        if !is_long {
-            return file.write_all(text.as_bytes());
-        }
-        text.insert_str(0, newer_half(&std::fs::read_to_string(path)?));
-        return replace(path, &text, false);
+        std::thread::sleep(TRIED_EVERY);
     }
+}
+
+/// Adds to the file; to one that is too long in a new one with its newer half.
+fn put(path: &Path, file: &mut File, is_long: bool, text: String) -> io::Result<()> {
+    if !is_long {
+        return file.write_all(text.as_bytes());
+    }
+    replace(path, &(newer_half(&std::fs::read_to_string(path)?).to_owned() + &text), false)
 }
 
 /// The lines of the second half.

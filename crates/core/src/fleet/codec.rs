@@ -50,7 +50,7 @@ impl ToMember {
                 out.number(6);
                 out.word(*stamp);
             }
-            Order::Look { segments } => {
+            Order::CompareSegments { segments } => {
                 out.number(7);
                 out.list(segments, |out, segment| out.number((*segment).into()));
             }
@@ -79,7 +79,7 @@ impl ToMember {
             4 => Order::Commit { change: from.change()?, news: from.list(Reader::change)? },
             5 => Order::News { news: from.list(Reader::change)? },
             6 => Order::Ask { stamp: from.word()? },
-            7 => Order::Look { segments: from.list(Reader::small)? },
+            7 => Order::CompareSegments { segments: from.list(Reader::small)? },
             8 => Order::Rows { rows: from.list(|from| Ok((from.partition()?, from.row()?)))? },
             _ => return Err(Malformed("an unknown kind of message")),
         };

@@ -260,7 +260,7 @@ impl Member {
                     stamps => actions.push(self.to_coordinator(Report::Differs { stamps: stamps.to_vec() })),
                 }
             }
-            Order::Look { segments } => self.compare_segments(&segments, actions),
+            Order::CompareSegments { segments } => self.compare_segments(&segments, actions),
             Order::Rows { rows } => rows.into_iter().for_each(|(partition, row)| {
                 let before = self.table.row(partition).copied();
                 if self.table.take_row(partition, row) == Applied::Changed {

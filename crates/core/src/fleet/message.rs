@@ -88,7 +88,7 @@ pub enum Order {
         stamp: u64,
     },
     /// Which versions do you have in these segments?
-    Look {
+    CompareSegments {
         /// The segments.
         segments: Vec<u32>,
     },

@@ -243,7 +243,7 @@ enum Role {
     /// The command's name.
     Name,
     /// A key that is touched as a whole.
-    Whole,
+    WholeKey,
     /// The key whose elements, time to live or database come later.
     Key,
     /// The second key of [`Rule::MovedMember`].
@@ -317,18 +317,18 @@ impl Decoder {
         let role = |is: bool, role: Role| if is { role } else { Role::Other };
         match self.rule {
             Rule::Nothing | Rule::Flush | Rule::Functions | Rule::Everything => Role::Other,
-            Rule::Any => Role::Whole,
+            Rule::Any => Role::WholeKey,
             Rule::Keys { first, last, step } => {
                 let last = match u64::try_from(last) {
                     Ok(last) => last,
                     Err(_) => self.args.saturating_sub(last.unsigned_abs()),
                 };
-                role(index >= first && index <= last && (index - first).is_multiple_of(step), Role::Whole)
+                role(index >= first && index <= last && (index - first).is_multiple_of(step), Role::WholeKey)
             }
             Rule::Pairs => match (index, self.marked_at) {
                 (1, _) => Role::Word,
-                (_, Some(pairs)) => role(index.is_multiple_of(2) && index / 2 <= pairs, Role::Whole),
-                (_, None) => Role::Whole,
+                (_, Some(pairs)) => role(index.is_multiple_of(2) && index / 2 <= pairs, Role::WholeKey),
+                (_, None) => Role::WholeKey,
             },
             Rule::Expiry => role(index == 1, Role::Key),
             Rule::Elements { first, last, step, .. } => match index {
@@ -357,11 +357,11 @@ impl Decoder {
             },
             Rule::Stored => match index {
                 1 => Role::Other,
-                _ if self.marked_at == Some(index - 1) => Role::Whole,
+                _ if self.marked_at == Some(index - 1) => Role::WholeKey,
                 _ => Role::Word,
             },
             Rule::Streams => match self.marked_at {
-                Some(_) => Role::Whole,
+                Some(_) => Role::WholeKey,
                 None => Role::Word,
             },
             Rule::Copied => match index {
@@ -458,11 +458,11 @@ impl Sink for Recorder<'_> {
         match decoder.role(index) {
             Role::Other => false,
             Role::Name => len_bytes <= WORD_BYTES_MAX,
-            Role::Whole | Role::Key | Role::SecondKey if len_bytes > KEY_BYTES_MAX => {
+            Role::WholeKey | Role::Key | Role::SecondKey if len_bytes > KEY_BYTES_MAX => {
                 self.set.everything();
                 false
             }
-            Role::Whole | Role::Key | Role::SecondKey => true,
+            Role::WholeKey | Role::Key | Role::SecondKey => true,
             Role::Element if decoder.key.is_none() && decoder.second_key.is_none() => false,
             Role::Element => {
                 decoder.too_many |= len_bytes > ELEMENT_BYTES_MAX
@@ -493,7 +493,7 @@ impl Sink for Recorder<'_> {
                     _ => {}
                 }
             }
-            Role::Whole => {
+            Role::WholeKey => {
                 self.set.whole(decoder.db, bytes);
                 if decoder.rule == Rule::Stored {
                     decoder.word(index, Some(bytes), self.set);
@@ -657,7 +657,7 @@ mod tests {
             let [Touch { what, .. }] = &taken[..] else { panic!("{taken:?}") };
             match what {
                 What::Elements(elements) => (elements.names.len(), elements.expiry),
-                What::Whole => (usize::MAX, false),
+                What::Anything => (usize::MAX, false),
                 What::Expiry => (0, true),
             }
         };

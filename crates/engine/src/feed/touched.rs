@@ -29,7 +29,7 @@ pub struct Touch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// Anything: it may have been made, replaced or deleted.
-    Whole,
+    Anything,
     /// Some of its elements, and nothing else.
     Elements(Elements),
     /// Its time to live, and nothing else.
@@ -63,7 +63,7 @@ impl What {
     /// Adds another touch of the same key.
     fn merge(&mut self, other: What) {
         match (&mut *self, other) {
-            (What::Whole, _) | (What::Expiry, What::Expiry) => {}
+            (What::Anything, _) | (What::Expiry, What::Expiry) => {}
             (What::Elements(elements), What::Expiry) => elements.expiry = true,
             (What::Expiry, What::Elements(mut elements)) => {
                 elements.expiry = true;
@@ -74,14 +74,14 @@ impl What {
                 ours.expiry |= theirs.expiry;
             }
             // A key that was two types was deleted in between.
-            (_, What::Whole | What::Elements(_)) => *self = What::Whole,
+            (_, What::Anything | What::Elements(_)) => *self = What::Anything,
         }
     }
 
     fn bytes(&self) -> u64 {
         match self {
             What::Elements(elements) => elements.names.iter().map(|name| element_bytes(name)).sum(),
-            What::Whole | What::Expiry => 0,
+            What::Anything | What::Expiry => 0,
         }
     }
 }
@@ -349,7 +349,7 @@ impl TouchedSet {
 
     /// A touch of a key as a whole.
     pub(super) fn whole(&mut self, db: Option<u32>, key: &[u8]) {
-        self.add(db, key, What::Whole);
+        self.add(db, key, What::Anything);
     }
 
     /// A touch of a key's time to live.
@@ -394,13 +394,13 @@ impl TouchedSet {
                 delta += bytes;
                 if elements.names.len() > elements_max {
                     delta -= what.bytes() as i64;
-                    *what = What::Whole;
+                    *what = What::Anything;
                 }
             }
-            What::Whole => {}
+            What::Anything => {}
             _ => {
                 delta -= what.bytes() as i64;
-                *what = What::Whole;
+                *what = What::Anything;
             }
         }
         self.account(slot, delta);
@@ -469,18 +469,18 @@ impl TouchedSet {
         let elements_max = self.limits.elements_max;
         let mut new = Some(what);
         // Taken by the entry where there is none yet.
-        let (entry, added) = self.entry(slot, db, key, || new.take().unwrap_or(What::Whole));
+        let (entry, added) = self.entry(slot, db, key, || new.take().unwrap_or(What::Anything));
         let mut delta = added;
         match new {
             None => delta += entry.bytes() as i64,
-            Some(What::Whole) if *entry == What::Whole => {}
+            Some(What::Anything) if *entry == What::Anything => {}
             Some(what) => {
                 delta -= entry.bytes() as i64;
                 entry.merge(what);
                 if let What::Elements(elements) = entry
                     && elements.names.len() > elements_max
                 {
-                    *entry = What::Whole;
+                    *entry = What::Anything;
                 }
                 delta += entry.bytes() as i64;
             }

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
-use super::options::FenceKind;
+use super::options::SlotFenceKind;
 use super::peer::{Mark, Peer, reply_array, transaction};
 use super::state::{Fenced, Handover, Members, Paused};
 use crate::error::{Error, Result, ServerError};
@@ -151,14 +151,14 @@ impl Handover {
     pub async fn fence(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
         self.beside_child = self.minds_children() && self.source_has_child().await?;
         let kind = self.fence_kind();
-        let remark = kind != FenceKind::Gossip && self.target.traits.takes_by_itself;
+        let remark = kind != SlotFenceKind::Gossip && self.target.traits.takes_by_itself;
         if remark {
             // It would take the slots as soon as the source claims them no longer, whether the fence holds or
             // not.
             self.clear_marks_only(slots).await?;
         }
         let scripted =
-            kind == FenceKind::Redirecting && self.source.traits.scripts && paused.offset.is_some();
+            kind == SlotFenceKind::Redirecting && self.source.traits.scripts && paused.offset.is_some();
         let fenced = match scripted {
             true => self.fence_by_script(slots, paused, false).await,
             false => self.fence_by_transaction(kind, slots, paused).await,
@@ -231,7 +231,7 @@ impl Handover {
     /// Acts and looks in one transaction, and undoes what it did if something was written.
     async fn fence_by_transaction(
         &mut self,
-        kind: FenceKind,
+        kind: SlotFenceKind,
         slots: &SlotSet,
         paused: &Paused,
     ) -> Result<Fenced> {
@@ -243,17 +243,17 @@ impl Handover {
                 let sent = Instant::now();
                 let items = transaction(link, "the fence", |link| {
                     let mut commands = 2;
-                    if kind == FenceKind::Gossip {
+                    if kind == SlotFenceKind::Gossip {
                         link.push(&[b"CLIENT", b"PAUSE", long.as_bytes(), b"WRITE"]);
                         commands += 1;
                     }
                     link.push(&[b"INFO", b"replication"]);
                     link.push(&[b"CLUSTER", b"NODES"]);
-                    if kind != FenceKind::Gossip {
+                    if kind != SlotFenceKind::Gossip {
                         Peer::push_slots(traits, link, "DELSLOTS", slots);
                         commands += 1;
                     }
-                    if kind == FenceKind::Redirecting {
+                    if kind == SlotFenceKind::Redirecting {
                         let mark = Mark::Node(target);
                         slots.iter().for_each(|slot| mark.push(link, slot));
                         commands += slots.len();
@@ -269,8 +269,8 @@ impl Handover {
             && answer.is_held(paused);
         if held {
             let long = Duration::from_millis(self.long_pause_ms);
-            self.fenced_until = (kind == FenceKind::Gossip).then(|| answer.sent + long);
-            let seamless = kind == FenceKind::Gossip;
+            self.fenced_until = (kind == SlotFenceKind::Gossip).then(|| answer.sent + long);
+            let seamless = kind == SlotFenceKind::Gossip;
             return Ok(Fenced { held: true, offset: answer.offset, seamless });
         }
         tracing::info!(
@@ -292,9 +292,9 @@ impl Handover {
     }
 
     /// Has the source own `slots` again and lifts the pause, both at once.
-    async fn undo_fence(&mut self, kind: FenceKind, slots: &SlotSet) -> Result<()> {
+    async fn undo_fence(&mut self, kind: SlotFenceKind, slots: &SlotSet) -> Result<()> {
         self.fenced_until = None;
-        if kind == FenceKind::Gossip || slots.is_empty() {
+        if kind == SlotFenceKind::Gossip || slots.is_empty() {
             return self.release().await;
         }
         let traits = self.source.traits;
@@ -302,7 +302,7 @@ impl Handover {
             .source
             .run(async |link| {
                 transaction(link, "undo the fence", |link| {
-                    let assigned = usize::from(kind == FenceKind::Redirecting);
+                    let assigned = usize::from(kind == SlotFenceKind::Redirecting);
                     if assigned > 0 {
                         Peer::push_slots(traits, link, "DELSLOTS", slots);
                     }
@@ -441,11 +441,11 @@ impl Handover {
 
     /// The take-over, step by step: some of the slots are the target's already, or have no owner in its view.
     async fn claim_what_is_missing(&mut self, slots: &SlotSet) -> Result<()> {
-        let doubt = |target: &Peer, e: Error| match e.server() {
+        let unclear = |target: &Peer, e: Error| match e.server() {
             Some(_) => target.in_doubt("take over", e),
             None => e,
         };
-        let view = self.target.view().await.map_err(|e| doubt(&self.target, e))?;
+        let view = self.target.view().await.map_err(|e| unclear(&self.target, e))?;
         let me = view.me();
         if !me.is_primary() {
             return Err(self.target.unfit("take over", "the target has become a replica"));
@@ -467,18 +467,18 @@ impl Handover {
             false => {
                 let known: SlotSet = missing.iter().filter(|slot| view.primary_of(*slot).is_some()).collect();
                 let claimed = self.claim(&known, &missing).await;
-                if !claimed.map_err(|e| doubt(&self.target, e))? {
+                if !claimed.map_err(|e| unclear(&self.target, e))? {
                     return Err(self.target.in_doubt("take over", "the target refused some of the slots"));
                 }
             }
             // Taken over before, but perhaps not told to anybody.
             true if me.config_epoch < highest => {
                 let bumped = self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await;
-                bumped.map_err(|e| doubt(&self.target, e))?;
+                bumped.map_err(|e| unclear(&self.target, e))?;
             }
             true => {}
         }
-        let view = self.target.view().await.map_err(|e| doubt(&self.target, e))?;
+        let view = self.target.view().await.map_err(|e| unclear(&self.target, e))?;
         if !slots.difference(&view.me().slots).is_empty() {
             return Err(self.target.in_doubt("take over", "the target did not keep some of the slots"));
         }
@@ -491,7 +491,7 @@ impl Handover {
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
     pub async fn lift_fence(&mut self) -> Result<bool> {
-        let is_pause = self.fence_kind() == FenceKind::Gossip;
+        let is_pause = self.fence_kind() == SlotFenceKind::Gossip;
         if is_pause {
             self.release().await?;
         }
@@ -676,13 +676,13 @@ struct Answer {
 impl Answer {
     fn read(
         items: Vec<Value>,
-        kind: FenceKind,
+        kind: SlotFenceKind,
         sent: Instant,
         endpoint: &crate::endpoint::Endpoint,
         address: &crate::endpoint::Address,
     ) -> Answer {
         let refused = items.iter().find_map(ServerError::of).map(|e| e.text);
-        let first = usize::from(kind == FenceKind::Gossip);
+        let first = usize::from(kind == SlotFenceKind::Gossip);
         let text = |at: usize| items.get(at).and_then(Value::as_str).unwrap_or_default();
         let info = Info::parse(text(first).as_bytes());
         let view = ClusterView::parse(text(first + 1), endpoint, address);

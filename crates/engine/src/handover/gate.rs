@@ -1,6 +1,6 @@
 //! Fencing and taking over without a moment in which clients are sent back and forth between the two nodes.
 //!
-//! With [`FenceKind::Redirecting`] the source redirects from the moment of the
+//! With [`SlotFenceKind::Redirecting`] the source redirects from the moment of the
 //! fence, and the target does so until it has taken over. The time in between is that of our own round trips,
 //! and a client may be faster. So, where it can be had, the target waits for the source by itself and serves
 //! nobody meanwhile:
@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 
 use super::fence::last;
-use super::options::FenceKind;
+use super::options::SlotFenceKind;
 use super::peer::client_field;
 use super::state::{Fenced, Gate, Handover, Paused};
 use crate::error::Result;
@@ -67,9 +67,9 @@ impl Handover {
         Ok(())
     }
 
-    /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With [`FenceKind::Redirecting`]
-    /// this is the only way in which clients are not sent back and forth between the two nodes for as long as
-    /// the caller takes in between.
+    /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With
+    /// [`SlotFenceKind::Redirecting`] this is the only way in which clients are not sent back and forth
+    /// between the two nodes for as long as the caller takes in between.
     ///
     /// # Errors
     /// `Server` where nothing was changed. After any other it is not known what is true.
@@ -92,7 +92,7 @@ impl Handover {
         self.gate = None;
         let (source, target) = (self.source.traits, self.target.traits);
         let wanted = self.options.gate
-            && self.fence_kind() == FenceKind::Redirecting
+            && self.fence_kind() == SlotFenceKind::Redirecting
             && source.scripts
             && target.scripts
             && !target.takes_by_itself;

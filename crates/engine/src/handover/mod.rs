@@ -15,7 +15,7 @@
 //! it is told `CLUSTERDOWN` at once. So a slot must go from the source to the target without being unowned in
 //! between, in the eyes of the source. How that can be done differs:
 //!
-//! - [`FenceKind::Redirecting`] (Redis, Valkey 7.2): one transaction on the source deletes the slots and
+//! - [`SlotFenceKind::Redirecting`] (Redis, Valkey 7.2): one transaction on the source deletes the slots and
 //!   assigns them to the target. Afterwards the source answers `MOVED`, keeps its keys, and has nothing to
 //!   learn by gossip, which would crash Redis 7.2 to 8.0 under a pause, and on 7.0 would leave keys behind on
 //!   replicas. (Assigning a slot directly is refused while it holds keys.) Clients that come before the
@@ -24,14 +24,14 @@
 //!   only if nothing was written. Its single short answer makes the time until the take-over short; answers
 //!   to a thousand commands of a transaction do not. And where the target can be made to wait for the source,
 //!   there is no such time at all.
-//! - [`FenceKind::Gossip`] (Valkey 8.1 and later, where `SETSLOT` in a transaction crashes, and where
+//! - [`SlotFenceKind::Gossip`] (Valkey 8.1 and later, where `SETSLOT` in a transaction crashes, and where
 //!   learning by gossip under a pause does not): one transaction prolongs the pause and reads the replication
 //!   offset. If nothing was written until then, nothing can be until long after the take-over. The source
 //!   learns of that by gossip and deletes its keys itself, in one go, on its replicas as well; it is released
 //!   once it has learned. No client is sent anywhere before the target is ready. Batches must be small, since
 //!   the deletion blocks the source, and since for each slot every node of the cluster writes a line to its
 //!   log.
-//! - [`FenceKind::Bare`] (Valkey 8.0, where both of the above crash): the source deletes the slots, and
+//! - [`SlotFenceKind::Bare`] (Valkey 8.0, where both of the above crash): the source deletes the slots, and
 //!   learns of the new owner by gossip or by being told. Clients may see `CLUSTERDOWN` for some milliseconds.
 //!
 //! Valkey 8.1.0 to 8.1.4 may die of removing keys of a lost slot while a child of theirs saves, for a file or
@@ -84,7 +84,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
 pub use self::claim::Claim;
-pub use self::options::{FenceKind, HandoverOptions};
+pub use self::options::{HandoverOptions, SlotFenceKind};
 use self::peer::{Closing, Connector, Mark, Peer};
 pub use self::state::{Fenced, Handover, Members, Paused};
 use self::state::{MIGRATION_OPTION, Watchers};
@@ -209,11 +209,11 @@ impl Handover {
         match self.usual_fence() {
             // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of
             // every other node.
-            FenceKind::Gossip if !self.source.traits.logs_ranges => 512,
+            SlotFenceKind::Gossip if !self.source.traits.logs_ranges => 512,
             // One command for each, 1 to 2 µs.
-            FenceKind::Gossip | FenceKind::Redirecting => 1_024,
+            SlotFenceKind::Gossip | SlotFenceKind::Redirecting => 1_024,
             // As many, but each is then told to the source once more, while clients see CLUSTERDOWN.
-            FenceKind::Bare => 256,
+            SlotFenceKind::Bare => 256,
         }
     }
 
@@ -230,15 +230,15 @@ impl Handover {
     /// stalls, with round trips of this length.
     pub fn sealing(&self, slots: usize, keys: u64, round_trip: Duration) -> Duration {
         let (slot_us, key_us) = match self.usual_fence() {
-            FenceKind::Gossip if !self.source.traits.logs_ranges => (LOGGED_SLOT_US, KEY_US),
-            FenceKind::Gossip => (SLOT_US, KEY_US),
-            FenceKind::Redirecting | FenceKind::Bare => (SLOT_US, 0),
+            SlotFenceKind::Gossip if !self.source.traits.logs_ranges => (LOGGED_SLOT_US, KEY_US),
+            SlotFenceKind::Gossip => (SLOT_US, KEY_US),
+            SlotFenceKind::Redirecting | SlotFenceKind::Bare => (SLOT_US, 0),
         };
         let us = slot_us.saturating_mul(slots as u64).saturating_add(key_us.saturating_mul(keys));
         let trips = match self.usual_fence() {
-            FenceKind::Bare => SEAL_TRIPS_BARE,
+            SlotFenceKind::Bare => SEAL_TRIPS_BARE,
             // Two questions more, and the other fence where there is a child.
-            FenceKind::Gossip if self.minds_children() => SEAL_TRIPS_BARE + 2,
+            SlotFenceKind::Gossip if self.minds_children() => SEAL_TRIPS_BARE + 2,
             _ => SEAL_TRIPS,
         };
         Duration::from_micros(us).saturating_add(round_trip.saturating_mul(trips))

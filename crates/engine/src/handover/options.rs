@@ -10,7 +10,7 @@ use crate::nodes::{CANDIDATE_CLIENT_NAME, JOB_CLIENT_NAME};
 
 /// How the source is kept from accepting writes to slots that it is about to lose. See the [module](super).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FenceKind {
+pub enum SlotFenceKind {
     /// It assigns them to the target in its own view.
     Redirecting,
     /// It stays paused until it has learned of the new owner.
@@ -19,24 +19,24 @@ pub enum FenceKind {
     Bare,
 }
 
-impl FenceKind {
+impl SlotFenceKind {
     /// How many keys a batch should have at most, so that the source does not block for more than about 20
     /// ms.
     pub fn batch_keys_max(self) -> u64 {
         match self {
             // The source deletes them in one go, 0.5 to 2 µs each.
-            FenceKind::Gossip => 8_192,
-            FenceKind::Redirecting | FenceKind::Bare => 65_536,
+            SlotFenceKind::Gossip => 8_192,
+            SlotFenceKind::Redirecting | SlotFenceKind::Bare => 65_536,
         }
     }
 }
 
-impl fmt::Display for FenceKind {
+impl fmt::Display for SlotFenceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            FenceKind::Redirecting => "redirecting",
-            FenceKind::Gossip => "gossip",
-            FenceKind::Bare => "bare",
+            SlotFenceKind::Redirecting => "redirecting",
+            SlotFenceKind::Gossip => "gossip",
+            SlotFenceKind::Bare => "bare",
         })
     }
 }
@@ -57,7 +57,7 @@ pub struct HandoverOptions {
     pub begun: bool,
     /// Another fence than the server's own choice. Only one that the server survives: see the
     /// [module](super).
-    pub fence: Option<FenceKind>,
+    pub fence: Option<SlotFenceKind>,
     /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
     pub ranges: bool,
     /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and

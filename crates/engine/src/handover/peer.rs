@@ -18,7 +18,7 @@ use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, is_calle
 use crate::probe::{Info, ServerFacts, first_three, first_two};
 use crate::remedy::Remedy;
 
-use super::options::{FenceKind, HandoverOptions};
+use super::options::{HandoverOptions, SlotFenceKind};
 
 /// Commands sent before their replies are read.
 const PIPELINED: usize = 256;
@@ -53,7 +53,7 @@ const SCRIPT_PROBE: &[u8] = b"#!lua flags=no-writes\nreturn redis.call('CLUSTER'
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Traits {
     /// How slots are fenced on it.
-    pub(super) fence: FenceKind,
+    pub(super) fence: SlotFenceKind,
     /// `CLUSTER SETSLOT` waits for the node's replicas, and crashes the server inside a transaction: Valkey
     /// 8.0 and later.
     pub(super) setslot_waits: bool,
@@ -86,9 +86,9 @@ impl Traits {
         let valkey = info.field("valkey_version").map(first_two);
         let later_valkey = valkey.is_some_and(|v| v >= (8, 0));
         let fence = match valkey {
-            Some(v) if v >= (8, 1) => FenceKind::Gossip,
-            Some(v) if v >= (8, 0) => FenceKind::Bare,
-            _ => FenceKind::Redirecting,
+            Some(v) if v >= (8, 1) => SlotFenceKind::Gossip,
+            Some(v) if v >= (8, 0) => SlotFenceKind::Bare,
+            _ => SlotFenceKind::Redirecting,
         };
         Traits {
             fence,
@@ -645,14 +645,14 @@ mod tests {
     #[test]
     fn each_server_gets_the_fence_that_it_survives() {
         for (info, fence, waits) in [
-            ("redis_version:6.2.14\r\n", FenceKind::Redirecting, false),
-            ("redis_version:7.0.15\r\n", FenceKind::Redirecting, false),
-            ("redis_version:8.0.2\r\n", FenceKind::Redirecting, false),
-            ("redis_version:7.2.4\r\nvalkey_version:7.2.9\r\n", FenceKind::Redirecting, false),
-            ("redis_version:7.2.4\r\nvalkey_version:8.0.3\r\n", FenceKind::Bare, true),
-            ("redis_version:7.2.4\r\nvalkey_version:8.1.1\r\n", FenceKind::Gossip, true),
-            ("redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n", FenceKind::Gossip, true),
-            ("redis_version:7.2.4\r\nvalkey_version:255.255.255\r\n", FenceKind::Gossip, true),
+            ("redis_version:6.2.14\r\n", SlotFenceKind::Redirecting, false),
+            ("redis_version:7.0.15\r\n", SlotFenceKind::Redirecting, false),
+            ("redis_version:8.0.2\r\n", SlotFenceKind::Redirecting, false),
+            ("redis_version:7.2.4\r\nvalkey_version:7.2.9\r\n", SlotFenceKind::Redirecting, false),
+            ("redis_version:7.2.4\r\nvalkey_version:8.0.3\r\n", SlotFenceKind::Bare, true),
+            ("redis_version:7.2.4\r\nvalkey_version:8.1.1\r\n", SlotFenceKind::Gossip, true),
+            ("redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n", SlotFenceKind::Gossip, true),
+            ("redis_version:7.2.4\r\nvalkey_version:255.255.255\r\n", SlotFenceKind::Gossip, true),
         ] {
             let traits = traits(info);
             assert_eq!(
@@ -661,7 +661,7 @@ mod tests {
                 "{info}"
             );
             // What Valkey 8.0 alone lacks of the later ones.
-            assert_eq!(traits.bump_announces, fence == FenceKind::Gossip, "{info}");
+            assert_eq!(traits.bump_announces, fence == SlotFenceKind::Gossip, "{info}");
         }
     }
 }

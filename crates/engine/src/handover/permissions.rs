@@ -2,7 +2,7 @@
 
 use whimbrel_wire::value::Value;
 
-use super::options::FenceKind;
+use super::options::SlotFenceKind;
 use super::peer::Peer;
 use super::state::Handover;
 use crate::error::{Code, Error, Result, ServerError};
@@ -74,7 +74,7 @@ impl Handover {
     /// node.
     pub async fn check_permissions(&mut self) -> Result<()> {
         let held_ms_max = self.held_ms_max();
-        let bumps = self.usual_fence() == FenceKind::Gossip;
+        let bumps = self.usual_fence() == SlotFenceKind::Gossip;
         let needed = |peer: &Peer, own: &[Command]| {
             let ranges = RANGES.iter().filter(|_| peer.traits.ranges);
             let bump = [&BUMP].into_iter().filter(|_| bumps);

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
-use super::options::{FenceKind, HandoverOptions};
+use super::options::{HandoverOptions, SlotFenceKind};
 use super::peer::{Mark, Peer};
 use crate::endpoint::Address;
 use crate::error::Result;
@@ -136,16 +136,16 @@ fn saves(info: &Info) -> bool {
 impl Handover {
     /// How the source is fenced. A fence may find that it has to be another one, which then holds until the
     /// next.
-    pub fn fence_kind(&self) -> FenceKind {
+    pub fn fence_kind(&self) -> SlotFenceKind {
         match self.options.fence {
             Some(kind) => kind,
-            None if self.beside_child => FenceKind::Bare,
+            None if self.beside_child => SlotFenceKind::Bare,
             None => self.source.traits.fence,
         }
     }
 
     /// How the source is fenced where no child of it saves.
-    pub(super) fn usual_fence(&self) -> FenceKind {
+    pub(super) fn usual_fence(&self) -> SlotFenceKind {
         self.options.fence.unwrap_or(self.source.traits.fence)
     }
 

@@ -228,12 +228,14 @@ impl Handover {
         let target = observe(deployment, &view, Side::Target, &members.target, slots, options);
         let ((source, owners_of_one), (target, owners_of_other)) = tokio::try_join!(source, target)?;
         let ((source, source_silence), (target, target_silence)) = (source.split(), target.split());
-        let mut parties: BTreeSet<NodeId> = members.source.iter().chain(&members.target).cloned().collect();
-        parties.extend([&source, &target].into_iter().filter_map(|seen| match seen {
+        let mut members_of_both: BTreeSet<NodeId> =
+            members.source.iter().chain(&members.target).cloned().collect();
+        members_of_both.extend([&source, &target].into_iter().filter_map(|seen| match seen {
             Seen::Primary(primary) => Some(primary.node.clone()),
             Seen::Unreachable => None,
         }));
-        let others = owners_of_one.into_iter().chain(owners_of_other).filter(|(id, _)| !parties.contains(id));
+        let others =
+            owners_of_one.into_iter().chain(owners_of_other).filter(|(id, _)| !members_of_both.contains(id));
         let elsewhere = others.fold(SlotSet::new(), |all, (_, slots)| all.union(&slots));
         let observation = Observation { source, target, elsewhere };
         Ok(Sighting { observation, silence: source_silence.or(target_silence) })

@@ -209,9 +209,9 @@ impl NativeMigration {
             NativeKind::Valkey9 => {
                 let step = self.slots.len().div_ceil(COUNTED_MAX).max(1);
                 let some: SlotSet = self.slots.iter().step_by(step).collect();
-                let (mut link, party) = self.nodes.link(Side::Target).await?;
+                let (mut link, end) = self.nodes.link(Side::Target).await?;
                 let counts = key_counts(&mut link, &some).await?;
-                party.link = Some(link);
+                end.link = Some(link);
                 Ok(counts.sum(&some))
             }
         }
@@ -421,14 +421,14 @@ struct PeerLink {
 
 impl Nodes {
     fn new(deployment: &Deployment, kind: NativeKind, source: &Peer, target: &Peer) -> Nodes {
-        let party = |side: Side, peer: &Peer| PeerLink {
+        let end = |side: Side, peer: &Peer| PeerLink {
             peer: peer.clone(),
             // Both belong to one deployment; an error says which of the two it is about.
             endpoint: Arc::new(Endpoint { side, ..(*deployment.endpoint).clone() }),
             options: LinkOptions { db: 0, ..deployment.options },
             link: None,
         };
-        Nodes { kind, source: party(Side::Source, source), target: party(Side::Target, target) }
+        Nodes { kind, source: end(Side::Source, source), target: end(Side::Target, target) }
     }
 
     /// Whether an entry of the driving node is about the same slots between the same nodes.
@@ -447,7 +447,7 @@ impl Nodes {
         }
     }
 
-    fn party(&self, side: Side) -> &PeerLink {
+    fn end(&self, side: Side) -> &PeerLink {
         match side {
             Side::Target => &self.target,
             _ => &self.source,
@@ -455,21 +455,21 @@ impl Nodes {
     }
 
     async fn link(&mut self, side: Side) -> Result<(Link, &mut PeerLink)> {
-        let party = match side {
+        let end = match side {
             Side::Target => &mut self.target,
             _ => &mut self.source,
         };
-        let link = match party.link.take() {
+        let link = match end.link.take() {
             Some(link) => link,
-            None => Link::open(&party.endpoint, &party.peer.address, party.options).await?,
+            None => Link::open(&end.endpoint, &end.peer.address, end.options).await?,
         };
-        Ok((link, party))
+        Ok((link, end))
     }
 
     async fn ask(&mut self, side: Side, command: &[&[u8]]) -> Result<Value> {
-        let (mut link, party) = self.link(side).await?;
+        let (mut link, end) = self.link(side).await?;
         let reply = link.ask(command).await?;
-        party.link = Some(link);
+        end.link = Some(link);
         Ok(reply)
     }
 
@@ -487,9 +487,9 @@ impl Nodes {
     }
 
     async fn view(&mut self, side: Side) -> Result<ClusterView> {
-        let (mut link, party) = self.link(side).await?;
+        let (mut link, end) = self.link(side).await?;
         let view = ClusterView::ask(&mut link).await?;
-        party.link = Some(link);
+        end.link = Some(link);
         Ok(view)
     }
 
@@ -548,7 +548,7 @@ impl Nodes {
         let tried = self.kind.command();
         for side in [Side::Source, Side::Target] {
             let view = self.view(side).await?;
-            let (me, peer) = (view.me(), &self.party(side).peer);
+            let (me, peer) = (view.me(), &self.end(side).peer);
             if me.id != peer.id {
                 let what = format!("this is node {}, not {}", me.id.short(), peer.id.short());
                 return Err(self
@@ -630,7 +630,7 @@ impl Nodes {
     }
 
     fn error(&self, side: Side, tried: &str, kind: ErrorKind) -> Error {
-        Error::new(side, self.party(side).peer.address.to_string(), tried, kind)
+        Error::new(side, self.end(side).peer.address.to_string(), tried, kind)
     }
 }
 

@@ -30,7 +30,7 @@ pub async fn key_counts(link: &mut Link, slots: &SlotSet) -> Result<KeyCounts> {
 
 /// The keys of a primary that hides those of slots which are neither its own nor marked as importing.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ShownAndHidden {
     /// Those of the slots that it shows.
     pub(super) shown: KeyCounts,
     /// All others. 0 while it moves slots or removes what a migration of its own has left: those are hidden
@@ -45,7 +45,7 @@ pub(super) struct Held {
 ///
 /// # Errors
 /// As [`Link::call`].
-pub(super) async fn held(link: &mut Link, shown: &SlotSet) -> Result<Option<Held>> {
+pub(super) async fn held(link: &mut Link, shown: &SlotSet) -> Result<Option<ShownAndHidden>> {
     // Outside of a transaction, where they are refused for just that. A transaction that this user cannot end
     // must not be begun.
     link.push(&[b"EXEC"]);
@@ -78,7 +78,7 @@ pub(super) async fn held(link: &mut Link, shown: &SlotSet) -> Result<Option<Held
     };
     let info = Info::parse(info);
     let is_idle = [ACTIVE_TASKS, TRIM_RUNNING].iter().all(|field| info.number(field).unwrap_or(0) == 0);
-    let mut held = Held { shown: KeyCounts::default(), hidden: u64::try_from(keys).unwrap_or(0) };
+    let mut held = ShownAndHidden { shown: KeyCounts::default(), hidden: u64::try_from(keys).unwrap_or(0) };
     for (slot, count) in shown.iter().zip(counts) {
         let count = slot_keys::count_in(link, count.clone())?;
         held.shown.set(slot, u32::try_from(count).unwrap_or(u32::MAX));

@@ -21,7 +21,7 @@ const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
 /// How writers are kept away from the side that no longer counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum FenceKind {
+pub enum WriterFenceKind {
     /// Not at all: writers are let go, and somebody else sees to it that they come to the other side.
     None,
     /// They stay paused for this many milliseconds, and find the other side meanwhile.
@@ -48,7 +48,7 @@ pub enum FenceKind {
 /// What was done to keep writers out, and what undoes it. No password is in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriterFence {
-    kind: FenceKind,
+    kind: WriterFenceKind,
     users: Vec<FencedUser>,
 }
 
@@ -85,23 +85,26 @@ impl WriterFence {
     ///
     /// # Errors
     /// `Unfit` where it cannot; as [`Deployment::open`] and [`Link::call`].
-    pub async fn plan(deployment: &Deployment, kind: FenceKind) -> Result<WriterFence> {
+    pub async fn plan(deployment: &Deployment, kind: WriterFenceKind) -> Result<WriterFence> {
         let mut users = Vec::new();
         match kind {
-            FenceKind::None | FenceKind::Pause { .. } | FenceKind::External { .. } | FenceKind::Front => {}
-            FenceKind::ReadonlyReplica if deployment.is_cluster() => {
+            WriterFenceKind::None
+            | WriterFenceKind::Pause { .. }
+            | WriterFenceKind::External { .. }
+            | WriterFenceKind::Front => {}
+            WriterFenceKind::ReadonlyReplica if deployment.is_cluster() => {
                 let at = deployment.endpoint.address.to_string();
                 let what = "the primaries of a cluster cannot be made replicas of nobody";
                 return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
                     .with_remedy(Remedy::ChooseFence("acl, pause or none")));
             }
-            FenceKind::ReadonlyReplica if deployment.is_watched() => {
+            WriterFenceKind::ReadonlyReplica if deployment.is_watched() => {
                 let at = deployment.endpoint.address.to_string();
                 let what = "the sentinels would make the server a primary again, or another one";
                 return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
                     .with_remedy(Remedy::ChooseFence("acl, pause or none")));
             }
-            FenceKind::ReadonlyReplica => {
+            WriterFenceKind::ReadonlyReplica => {
                 let mut link = deployment.open(&deployment.server(), 0).await?;
                 // The older name is known to all servers.
                 let reply = link.call(&[b"CONFIG", b"GET", b"slave-read-only"]).await?;
@@ -112,7 +115,7 @@ impl WriterFence {
                         .with_remedy(Remedy::ChooseFenceOr("CONFIG SET replica-read-only yes")));
                 }
             }
-            FenceKind::Acl => {
+            WriterFenceKind::Acl => {
                 // Replicas too: one that is promoted has rules of its own.
                 for address in deployment.topology().nodes() {
                     let mut link = deployment.open(address, 0).await?;
@@ -130,22 +133,22 @@ impl WriterFence {
         Ok(WriterFence { kind, users })
     }
 
-    /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there
-    /// is nothing to do here but to release, or to hold longer; with [`FenceKind::External`] and
-    /// [`FenceKind::Front`] nothing at all.
+    /// Puts it up. Writers should be held meanwhile. With [`WriterFenceKind::None`] and
+    /// [`WriterFenceKind::Pause`] there is nothing to do here but to release, or to hold longer; with
+    /// [`WriterFenceKind::External`] and [`WriterFenceKind::Front`] nothing at all.
     ///
     /// # Errors
     /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`].
     /// Part of it may be up then, and [`WriterFence::lift`] takes that down.
     pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
-        if self.kind == FenceKind::ReadonlyReplica {
+        if self.kind == WriterFenceKind::ReadonlyReplica {
             let mut link = deployment.open(&deployment.server(), 0).await?;
             link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
         }
         for address in self.nodes_with_users(deployment) {
             self.rule(deployment, &address, |_| vec!["-@write"]).await?;
         }
-        if self.kind == FenceKind::Acl {
+        if self.kind == WriterFenceKind::Acl {
             for address in deployment.topology().nodes() {
                 let mut link = deployment.open(address, 0).await?;
                 self.refuse_newcomers(&mut link, address).await?;
@@ -163,8 +166,8 @@ impl WriterFence {
     /// As [`Deployment::open`] and [`Link::call`].
     pub async fn end_waiting(&self, deployment: &Deployment) -> Result<u64> {
         match self.kind {
-            FenceKind::None | FenceKind::External { .. } | FenceKind::Front => Ok(0),
-            FenceKind::Pause { .. } | FenceKind::Acl | FenceKind::ReadonlyReplica => {
+            WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => Ok(0),
+            WriterFenceKind::Pause { .. } | WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica => {
                 waiting::end(deployment).await
             }
         }
@@ -196,11 +199,11 @@ impl WriterFence {
     /// # Errors
     /// As [`Deployment::open`] and [`Link::call`]: the first. A part of it may stand still then.
     pub async fn lift(&self, deployment: &Deployment) -> Result<()> {
-        if self.kind == FenceKind::ReadonlyReplica {
+        if self.kind == WriterFenceKind::ReadonlyReplica {
             let mut link = deployment.open(&deployment.server(), 0).await?;
             link.call(&[b"REPLICAOF", b"NO", b"ONE"]).await?;
         }
-        if matches!(self.kind, FenceKind::Pause { .. }) {
+        if matches!(self.kind, WriterFenceKind::Pause { .. }) {
             Seal::open(deployment).await?.release().await?;
         }
         let mut failure = None;
@@ -246,9 +249,11 @@ impl WriterFence {
         let is_older = |user: &FencedUser| older.users.iter().any(|o| o.at == user.at && o.name == user.name);
         self.users.retain(|user| !is_older(user));
         self.users.extend(older.users.iter().cloned());
-        if matches!(self.kind, FenceKind::External { .. } | FenceKind::Front) && !self.users.is_empty() {
+        if matches!(self.kind, WriterFenceKind::External { .. } | WriterFenceKind::Front)
+            && !self.users.is_empty()
+        {
             // What has to be undone is the older one.
-            self.kind = FenceKind::Acl;
+            self.kind = WriterFenceKind::Acl;
         }
         self
     }
@@ -256,7 +261,7 @@ impl WriterFence {
     /// Whether putting up a fence can have come to this. What was written by somebody else must not give
     /// rights to users.
     pub fn is_plausible(&self) -> bool {
-        (self.kind == FenceKind::Acl || self.users.is_empty())
+        (self.kind == WriterFenceKind::Acl || self.users.is_empty())
             && self.users.iter().all(FencedUser::is_plausible)
     }
 
@@ -266,7 +271,7 @@ impl WriterFence {
     }
 
     /// Which way.
-    pub fn kind(&self) -> FenceKind {
+    pub fn kind(&self) -> WriterFenceKind {
         self.kind
     }
 }

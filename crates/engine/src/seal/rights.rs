@@ -1,6 +1,6 @@
 //! What this user may do on the servers, found out before anybody is paused.
 
-use super::fence::{FenceKind, WriterFence};
+use super::fence::{WriterFence, WriterFenceKind};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, ServerError};
@@ -34,22 +34,22 @@ const OF_REPLICA: [Needed; 1] = [Needed { command: &[b"REPLICAOF", b"NO", b"ONE"
 /// # Errors
 /// `Lacks` where the server cannot pause writes alone; `Forbidden` for the first command that is refused; as
 /// [`Deployment::open`].
-pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()> {
-    if matches!(kind, FenceKind::External { .. } | FenceKind::Front) {
+pub async fn check_rights(deployment: &Deployment, kind: WriterFenceKind) -> Result<()> {
+    if matches!(kind, WriterFenceKind::External { .. } | WriterFenceKind::Front) {
         // Nobody is paused or kept away by us.
         return Ok(());
     }
     let topology = deployment.topology();
     for shard in &topology.shards {
-        let ending: &[Needed] = if kind == FenceKind::None { &[] } else { &OF_ENDING };
+        let ending: &[Needed] = if kind == WriterFenceKind::None { &[] } else { &OF_ENDING };
         let mut link = deployment.open(&shard.primary, 0).await?;
         check_pause(&mut link).await?;
         check_on(link, OF_PAUSE.iter().chain(ending)).await?;
     }
-    for address in topology.nodes().filter(|_| kind == FenceKind::Acl) {
+    for address in topology.nodes().filter(|_| kind == WriterFenceKind::Acl) {
         check(deployment, address, &OF_ACL).await?;
     }
-    if kind == FenceKind::ReadonlyReplica && !deployment.is_cluster() {
+    if kind == WriterFenceKind::ReadonlyReplica && !deployment.is_cluster() {
         check(deployment, &deployment.server(), &OF_REPLICA).await?;
     }
     Ok(())
@@ -62,15 +62,17 @@ impl WriterFence {
     /// As [`check_rights`].
     pub async fn check_lift(&self, deployment: &Deployment) -> Result<()> {
         let needed: &[Needed] = match self.kind() {
-            FenceKind::None | FenceKind::External { .. } | FenceKind::Front => return Ok(()),
-            FenceKind::Pause { .. } => &[OF_UNPAUSE],
-            FenceKind::Acl => &OF_ACL,
-            FenceKind::ReadonlyReplica => &OF_REPLICA,
+            WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => {
+                return Ok(());
+            }
+            WriterFenceKind::Pause { .. } => &[OF_UNPAUSE],
+            WriterFenceKind::Acl => &OF_ACL,
+            WriterFenceKind::ReadonlyReplica => &OF_REPLICA,
         };
         let topology = deployment.topology();
         // Rights are those of each node; writers are paused on primaries.
         let nodes: Vec<&Address> = match self.kind() {
-            FenceKind::Acl => topology.nodes().collect(),
+            WriterFenceKind::Acl => topology.nodes().collect(),
             _ => topology.shards.iter().map(|shard| &shard.primary).collect(),
         };
         for address in nodes {

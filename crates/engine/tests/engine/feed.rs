@@ -110,7 +110,7 @@ async fn drain(feed: &Feed, con: &mut Connection) -> Vec<Touch> {
 fn shown(touch: &Touch) -> String {
     let key = String::from_utf8_lossy(&touch.key);
     match &touch.what {
-        What::Whole => format!("{key}=w"),
+        What::Anything => format!("{key}=w"),
         What::Expiry => format!("{key}=e"),
         What::Elements(elements) => {
             let names: Vec<_> = elements.names.iter().map(|name| String::from_utf8_lossy(name)).collect();
@@ -516,7 +516,7 @@ async fn tracking_sees_plain_changes(engine: Engine) {
     for (command, keys) in cases {
         run(&mut con, command);
         let taken = drain(&feed, &mut con).await;
-        assert!(taken.iter().all(|touch| touch.what == What::Whole));
+        assert!(taken.iter().all(|touch| touch.what == What::Anything));
         let seen: BTreeSet<_> = taken.iter().map(|touch| touch.key.to_vec()).collect();
         assert_eq!(seen, keys.iter().map(|key| key.as_bytes().to_vec()).collect(), "{engine} {command}");
     }
@@ -659,7 +659,7 @@ async fn large_values_take_no_memory() {
     run(&mut con, &format!("EVAL {many} 0"));
     let taken = drain(&feed, &mut con).await;
     let seen: BTreeMap<_, _> = taken.iter().map(|touch| (touch.key.to_vec(), &touch.what)).collect();
-    assert_eq!(seen.get(b"big".as_slice()), Some(&&What::Whole));
+    assert_eq!(seen.get(b"big".as_slice()), Some(&&What::Anything));
     assert!(seen.keys().all(|key| Slot::of_key(key) == Slot::of_key(b"big")));
     assert!(feed.bytes_read() > 220 << 20);
     let grown = peak_bytes() - before;

@@ -13,7 +13,7 @@ use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret};
 use whimbrel_engine::error::{Code, Side};
-use whimbrel_engine::handover::{FenceKind, Fenced, Handover, HandoverOptions};
+use whimbrel_engine::handover::{Fenced, Handover, HandoverOptions, SlotFenceKind};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::nodes::{ClusterView, key_counts};
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Tls};
@@ -26,7 +26,7 @@ whimbrel_lab::for_each_engine! {
         slots_move_under_load_and_nobody_notices
         a_node_that_gives_all_its_slots_away_stays_a_primary_with_its_replica
         a_fence_does_not_hold_when_something_was_written
-        what_was_dropped_half_way_is_found_out_and_mended
+        what_was_dropped_half_way_is_found_out_and_repaired
         replicas_that_lag_are_waited_for
         keys_that_have_expired_are_removed_with_the_others
         two_handovers_see_each_other_and_old_ones_are_cut_off
@@ -463,7 +463,7 @@ async fn a_node_that_gives_all_its_slots_away_stays_a_primary_with_its_replica(e
 fn ways(engine: Engine) -> Vec<HandoverOptions> {
     let usual = HandoverOptions::default();
     if engine.is_valkey() {
-        let bare = HandoverOptions { fence: Some(FenceKind::Bare), ..usual.clone() };
+        let bare = HandoverOptions { fence: Some(SlotFenceKind::Bare), ..usual.clone() };
         vec![usual, bare]
     } else {
         let without_gate = HandoverOptions { gate: false, ..usual.clone() };
@@ -515,7 +515,7 @@ async fn a_fence_does_not_hold_when_something_was_written(engine: Engine) {
     }
 }
 
-async fn what_was_dropped_half_way_is_found_out_and_mended(engine: Engine) {
+async fn what_was_dropped_half_way_is_found_out_and_repaired(engine: Engine) {
     let field = Field::new(engine).await;
     let claims = async |moving: &SlotSet| {
         let (source, target) = (field.id(0), field.id(1));
@@ -557,7 +557,7 @@ async fn what_was_dropped_half_way_is_found_out_and_mended(engine: Engine) {
         let kind = handover.fence_kind();
         assert!(handover.fence(&moving, &paused).await.expect("a fence").held);
         drop(handover);
-        let fenced = if kind == FenceKind::Gossip { moving.clone() } else { none.clone() };
+        let fenced = if kind == SlotFenceKind::Gossip { moving.clone() } else { none.clone() };
         assert_eq!(claims(&moving).await, (fenced, none.clone(), 201));
         let mut handover = open().await;
         handover.give_back(&moving).await.expect("given back");
@@ -612,7 +612,7 @@ async fn a_bare_fence_hands_over_as_well(engine: Engine) {
     let field = Field::new(engine).await;
     let all = field.own_slots(0).await;
     field.fill(0, &all, 1).await;
-    let options = HandoverOptions { fence: Some(FenceKind::Bare), ..HandoverOptions::default() };
+    let options = HandoverOptions { fence: Some(SlotFenceKind::Bare), ..HandoverOptions::default() };
     let mut handover = field.handover_with(0, 1, options).await;
     for batch in Field::batches(&handover, &all) {
         field.hand_over(&mut handover, 0, 1, &batch).await;

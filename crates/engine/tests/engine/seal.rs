@@ -6,7 +6,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
-use whimbrel_engine::seal::{FenceKind, WriterFence, other_clients, writing_clients};
+use whimbrel_engine::seal::{WriterFence, WriterFenceKind, other_clients, writing_clients};
 use whimbrel_lab::{Engine, Server};
 
 whimbrel_lab::for_each_engine! {
@@ -52,7 +52,7 @@ impl Fenced {
     }
 
     async fn plan(&self) -> WriterFence {
-        WriterFence::plan(&self.deployment, FenceKind::Acl).await.expect("users that may write")
+        WriterFence::plan(&self.deployment, WriterFenceKind::Acl).await.expect("users that may write")
     }
 
     /// What a user may do, as the server tells it; `None` where it is unknown.
@@ -131,7 +131,7 @@ async fn names_that_are_no_text_hide_nobody(engine: Engine) {
     let mut transaction = fenced.server.connection();
     redis::cmd("MULTI").exec(&mut transaction).expect("begun");
     assert_eq!(fence.end_waiting(&fenced.deployment).await.expect("ended"), 1, "{engine}");
-    let error = WriterFence::plan(&fenced.deployment, FenceKind::Acl).await.expect_err("it may write");
+    let error = WriterFence::plan(&fenced.deployment, WriterFenceKind::Acl).await.expect_err("it may write");
     assert!(error.to_string().contains("no text"), "{engine}: {error}");
     // A fence that is up is taken down all the same.
     fence.lift(&fenced.deployment).await.expect("it is taken down");

@@ -60,7 +60,7 @@ pub enum Finding {
     /// The source, or the target, is a replica.
     IsReplica { side: Side, at: String },
     /// The target has less room than the source has data.
-    Room { needed_bytes: u64, free_bytes: u64 },
+    TargetTooSmall { needed_bytes: u64, free_bytes: u64 },
     /// A server removes keys by itself when it is full.
     Evicts { side: Side, at: String, policy: String, evicted: u64 },
     /// The target has keys already.
@@ -127,7 +127,7 @@ impl Finding {
             | Finding::Loading { .. }
             | Finding::WritesRefused { .. }
             | Finding::IsReplica { side: Side::Target, .. }
-            | Finding::Room { .. }
+            | Finding::TargetTooSmall { .. }
             | Finding::Databases { .. }
             | Finding::Types { .. }
             | Finding::FieldExpiries { .. }

@@ -207,7 +207,7 @@ fn room(facts: &Facts, target: &Inventory, findings: &mut Vec<Finding>) {
     let needed_bytes = data.saturating_mul(ROOM_PERCENT) / 100;
     let free: Option<u64> = target.primaries().map(NodeFacts::free_bytes).sum();
     if let Some(free_bytes) = free.filter(|free| *free < needed_bytes && target.primaries().count() > 0) {
-        findings.push(Finding::Room { needed_bytes, free_bytes });
+        findings.push(Finding::TargetTooSmall { needed_bytes, free_bytes });
     }
     let of_target = |db: u32| target.databases.get(&db).map_or(0, |db| db.keys);
     let keys: u64 = facts.dbs.iter().map(|pair| of_target(pair.target)).sum();

@@ -8,7 +8,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed;
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_engine::seal::{FenceKind, WriterFence, check_rights};
+use whimbrel_engine::seal::{WriterFence, WriterFenceKind, check_rights};
 
 use crate::copy::{self, CopyOptions};
 
@@ -102,9 +102,9 @@ pub(super) async fn all(
             WayKind::FollowReplication => follow(source, |found| found.replication).await,
             WayKind::FollowTracking => follow(source, |found| found.tracking).await,
             WayKind::FollowNotifications => follow(source, |found| found.notifications).await,
-            WayKind::CutoverPause => fence(source, FenceKind::Pause { limit_ms: 1 }).await,
-            WayKind::CutoverAcl => fence(source, FenceKind::Acl).await,
-            WayKind::CutoverReadonlyReplica => fence(source, FenceKind::ReadonlyReplica).await,
+            WayKind::CutoverPause => fence(source, WriterFenceKind::Pause { limit_ms: 1 }).await,
+            WayKind::CutoverAcl => fence(source, WriterFenceKind::Acl).await,
+            WayKind::CutoverReadonlyReplica => fence(source, WriterFenceKind::ReadonlyReplica).await,
             // Both are up to somebody else.
             WayKind::CutoverFront | WayKind::CutoverExternal => Ok(()),
         };
@@ -136,7 +136,7 @@ async fn follow(source: &Deployment, why_not: fn(feed::Prospect) -> Option<Strin
     Ok(())
 }
 
-async fn fence(source: &Deployment, kind: FenceKind) -> Result<()> {
+async fn fence(source: &Deployment, kind: WriterFenceKind) -> Result<()> {
     check_rights(source, kind).await?;
     WriterFence::plan(source, kind).await.map(drop)
 }

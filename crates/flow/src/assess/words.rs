@@ -233,7 +233,7 @@ fn of_replication(finding: &Finding) -> Option<Words> {
 
 fn of_data(finding: &Finding) -> Option<Words> {
     match finding {
-        Finding::Room { needed_bytes, free_bytes } => words(
+        Finding::TargetTooSmall { needed_bytes, free_bytes } => words(
             format!(
                 "the target has {} left, and about {} are needed",
                 format_bytes(*free_bytes),

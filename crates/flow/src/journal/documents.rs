@@ -82,8 +82,12 @@ fn failure(e: impl Into<redb::Error>) -> io::Error {
     }
 }
 
-/// By so many bytes redb knows its files.
+/// By its first bytes redb knows a file; there are more numbers in its first page.
 const FIRST_BYTES: usize = 9;
+const FIRST_PAGE_BYTES: usize = 4_096;
+
+/// A file that was begun just now is not longer.
+const UNBEGUN_BYTES_MAX: u64 = 16 << 20;
 
 /// How long others may have a file open to look at it, and how often it is tried again meanwhile.
 const LISTED_WITHIN: Duration = Duration::from_secs(1);
@@ -221,19 +225,23 @@ fn empty_unbegun(file: &FileBackend) -> Result<bool, OpenError> {
     if !locked.map_err(|e| OpenError::Failed(io::Error::other(e)))? {
         return Err(OpenError::InUse);
     }
-    let emptied = (|| {
-        let mut first = [0; FIRST_BYTES];
-        let len = FIRST_BYTES.min(usize::try_from(file.len()?).unwrap_or(FIRST_BYTES));
-        file.read(0, &mut first[..len])?;
-        let is_unbegun = len > 0 && first == [0; FIRST_BYTES];
-        if is_unbegun {
-            file.set_len(0)?;
-        }
-        Ok(is_unbegun)
-    })();
+    let emptied = is_unbegun(file).and_then(|is| if is { file.set_len(0).map(|()| is) } else { Ok(is) });
     let unlocked = file.unlock_range(everything.0, everything.1);
     let emptied = emptied.map_err(OpenError::Failed)?;
     unlocked.map(|()| emptied).map_err(|e| OpenError::Failed(io::Error::other(e)))
+}
+
+/// Whether there is nothing but what redb writes before the first bytes of a file: its first page without
+/// those, and zeros.
+fn is_unbegun(file: &FileBackend) -> io::Result<bool> {
+    let len = file.len()?;
+    if len == 0 || len > UNBEGUN_BYTES_MAX {
+        return Ok(false);
+    }
+    let mut content = vec![0; usize::try_from(len).unwrap_or_default()];
+    file.read(0, &mut content)?;
+    let (first, rest) = (content.iter().take(FIRST_BYTES), content.iter().skip(FIRST_PAGE_BYTES));
+    Ok(first.chain(rest).all(|byte| *byte == 0))
 }
 
 fn has_other_tables(db: &Database) -> Result<bool, redb::Error> {

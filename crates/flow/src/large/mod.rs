@@ -383,7 +383,7 @@ impl Mover<'_> {
         let key = self.t.key;
         let clock = Clock::of_server(self.t.source.pexpiretime);
         // Whether one is clear is a matter of chance, and the whole key would have to be read again.
-        let looks = if clock == Clock::Told { 1 } else { EXPIRY_LOOKS };
+        let looks = if clock == Clock::Absolute { 1 } else { EXPIRY_LOOKS };
         let mut commands: Vec<Vec<&[u8]>> = Vec::new();
         for _ in 0..looks {
             expiry::question(clock, key, &mut |command| commands.push(command.to_vec()));

@@ -28,6 +28,7 @@ use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, 
 use crate::large::elements;
 use crate::large::{self, Assembly, KeyType, Outcome, Transfer};
 use crate::modules::VECTOR_SET;
+use crate::scan;
 
 /// Keys that are listed at once, and slots that are asked for at once.
 const PIECE_KEYS_MAX: u64 = 1_024;
@@ -42,7 +43,7 @@ pub(super) const GIANT_SLOT_KEYS: u64 = 20_000;
 const FEW_KEYS: usize = 256;
 
 /// `COUNT` of that `SCAN`.
-const SCAN_COUNT: &[u8] = b"1000";
+const SCAN_COUNT: u32 = 1_000;
 
 /// What a lane is to do.
 #[derive(Debug)]
@@ -178,17 +179,11 @@ impl Lane {
         let mut keys: Vec<Bytes> = Vec::new();
         loop {
             self.shared.check_stop()?;
-            let reply = self.source.call(&[b"SCAN", &cursor, b"COUNT", SCAN_COUNT]).await?;
-            let unexpected = self.source.unexpected("SCAN", &reply);
-            let mut parts = reply.into_items().unwrap_or_default().into_iter();
-            let (Some(next), Some(page)) =
-                (parts.next().and_then(Value::into_bytes), parts.next().and_then(Value::into_items))
-            else {
-                return Err(unexpected);
-            };
+            let (next, page) = scan::page(&mut self.source, &cursor, SCAN_COUNT).await?;
             cursor = next;
-            let page = page.into_iter().filter_map(Value::into_bytes);
-            keys.extend(page.filter(|key| giant.iter().any(|(slot, _)| *slot == Slot::of_key(key))));
+            keys.extend(
+                page.into_iter().filter(|key| giant.iter().any(|(slot, _)| *slot == Slot::of_key(key))),
+            );
             let last = &cursor[..] == b"0";
             if last || keys.len() as u64 >= PIECE_KEYS_MAX {
                 self.transfer(std::mem::take(&mut keys)).await?;

@@ -26,7 +26,7 @@ pub struct SlotOptions {
     /// milliseconds. Half of the longest pause, where somebody changes that.
     pub drain_ms_max: u64,
     /// Shared by all movers with the same target.
-    pub quiet: TargetGate,
+    pub gate: TargetGate,
 }
 
 /// Lets one job have a target to itself while writers wait for it: the others move no keys there meanwhile.

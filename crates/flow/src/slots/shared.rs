@@ -186,7 +186,7 @@ impl Shared {
         if self.is_draining() {
             return None;
         }
-        Some(self.options.quiet.enter().await)
+        Some(self.options.gate.enter().await)
     }
 
     /// From now on the key is followed by its elements, where its type allows it.
@@ -280,7 +280,7 @@ impl Shared {
 impl From<Touch> for Change {
     fn from(touch: Touch) -> Change {
         match touch.what {
-            What::Whole => Change::whole(touch.key),
+            What::Anything => Change::whole(touch.key),
             What::Elements(elements) => Change {
                 key: touch.key,
                 expiry: elements.expiry,

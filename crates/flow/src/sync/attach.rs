@@ -94,7 +94,7 @@ impl Syncer {
                     ));
                 }
                 Ok((feed, None)) => {
-                    self.doubt = self.doubt.union(&shard.slots);
+                    self.suspects = self.suspects.union(&shard.slots);
                     return Ok(Source::new(&shared, shard, feed, None, self.options.all_dbs));
                 }
                 Err(e) => {

@@ -3,7 +3,7 @@
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 
 use super::asked::Beginning;
 use super::options::CutoverOptions;
@@ -26,7 +26,7 @@ impl Syncer {
 
     pub(super) fn check(&self, options: &CutoverOptions) -> Result<()> {
         if !self.is_calm() {
-            let what = format!("slots {} are on the move, or have just been", self.all_doubt());
+            let what = format!("slots {} are on the move, or have just been", self.all_suspects());
             return Err(refused(what).with_remedy("finish the slot migrations of both sides first"));
         }
         if let Some(full_ms) = self.status.copy.disk.full_ms() {
@@ -38,13 +38,13 @@ impl Syncer {
             let what = "this sync does not lead back to where clients came from";
             return Err(refused(what).with_remedy(Remedy::LeaveOutBack));
         }
-        if self.state.lift.is_some() && !options.back && options.fence != FenceKind::None {
+        if self.state.lift.is_some() && !options.back && options.fence != WriterFenceKind::None {
             let what = "this sync leads back to where clients came from, which stays fenced off otherwise: \
                 nobody could write anywhere";
             return Err(refused(what).with_remedy(Remedy::AddBack));
         }
-        if self.state.lift.as_ref().is_some_and(|lift| lift.kind() == FenceKind::Front)
-            && !matches!(options.fence, FenceKind::Front | FenceKind::None)
+        if self.state.lift.as_ref().is_some_and(|lift| lift.kind() == WriterFenceKind::Front)
+            && !matches!(options.fence, WriterFenceKind::Front | WriterFenceKind::None)
         {
             let what = "a front has sent its clients away from where they are to come back, and would go on";
             return Err(refused(what).with_remedy(Remedy::ChooseFence("front")));
@@ -52,7 +52,7 @@ impl Syncer {
         if options.reverse
             && matches!(
                 options.fence,
-                FenceKind::None | FenceKind::ReadonlyReplica | FenceKind::External { .. }
+                WriterFenceKind::None | WriterFenceKind::ReadonlyReplica | WriterFenceKind::External { .. }
             )
         {
             let what = "the way back needs a source that whimbrel can write to and others cannot";

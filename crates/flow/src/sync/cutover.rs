@@ -15,7 +15,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::{Feed, History};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_engine::seal::{FenceKind, Reached, Seal, WriterFence, check_rights};
+use whimbrel_engine::seal::{Reached, Seal, WriterFence, WriterFenceKind, check_rights};
 
 use super::asked::Beginning;
 use super::compare::{Sample, chance_of_one_percent};
@@ -102,9 +102,9 @@ impl Syncer {
             hooks: if options.dry_run { self.planned_hooks(options.fence) } else { Vec::new() },
             ..CutoverReport::of(&fence)
         };
-        if options.reverse && options.fence == FenceKind::Acl {
+        if options.reverse && options.fence == WriterFenceKind::Acl {
             // Only what stands in the way now: who uses the target then is not known.
-            if let Err(e) = WriterFence::plan(&self.shared.target, FenceKind::Acl).await
+            if let Err(e) = WriterFence::plan(&self.shared.target, WriterFenceKind::Acl).await
                 && !e.is_link()
             {
                 let why = e.problem();
@@ -113,7 +113,7 @@ impl Syncer {
                     .push(format!("as things are a way back with this fence would be refused: {why}"));
             }
         }
-        if let FenceKind::External { quiet_ms, wait_ms } = options.fence {
+        if let WriterFenceKind::External { quiet_ms, wait_ms } = options.fence {
             let bounds =
                 QuietWait { quiet: Duration::from_millis(quiet_ms), wait: Duration::from_millis(wait_ms) };
             if options.dry_run {
@@ -135,7 +135,7 @@ impl Syncer {
         }
         let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
         let mut fronted = None;
-        if options.fence == FenceKind::Front {
+        if options.fence == WriterFenceKind::Front {
             let (front, there) = self.rehearse_hold(options).await?;
             (report.front, fronted) = (Some(front), Some(there));
         }
@@ -149,7 +149,7 @@ impl Syncer {
         self.note_fence(&fence, fronted, beginning)?;
         let (fences, chosen) = ((&fence, lift.as_ref()), (sample, unseen));
         let outcome = match options.fence {
-            FenceKind::Front => {
+            WriterFenceKind::Front => {
                 self.switch_front(options, &mut report, fences, feeds, &chosen).await.map_err(Into::into)
             }
             _ => self.pause_and_switch(options, &mut report, fences, feeds, &chosen).await,
@@ -176,7 +176,7 @@ impl Syncer {
     }
 
     /// Forgets the fence of a cutover that did not come about, but not while a part of it stands.
-    fn forget_fence(&mut self, kind: FenceKind, outcome: Result<(), NotSwitched>) -> Result<()> {
+    fn forget_fence(&mut self, kind: WriterFenceKind, outcome: Result<(), NotSwitched>) -> Result<()> {
         let (outcome, stays) = match outcome {
             Ok(()) => (Ok(()), false),
             Err(NotSwitched { error, stays }) => (Err(error), stays),
@@ -185,7 +185,7 @@ impl Syncer {
             self.notice(
                 "a part of the fence stays on the source, and is taken down as soon as that is possible",
             );
-        } else if outcome.is_err() && self.state.fronted.is_none() || kind == FenceKind::None {
+        } else if outcome.is_err() && self.state.fronted.is_none() || kind == WriterFenceKind::None {
             self.state.cut_over = None;
             self.save()?;
         }
@@ -407,14 +407,14 @@ async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal) -> Res
     };
     match fence.kind() {
         // With the latter nobody is held, and nothing is raised.
-        FenceKind::None | FenceKind::External { .. } | FenceKind::Front => {
+        WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => {
             Ok(in_time().and(seal.release().await).map(|()| 0)?)
         }
-        FenceKind::Pause { limit_ms } => {
+        WriterFenceKind::Pause { limit_ms } => {
             seal.hold(limit_ms).await.and_then(|_| in_time())?;
             Ok(fence.end_waiting(source).await?)
         }
-        FenceKind::Acl | FenceKind::ReadonlyReplica => {
+        WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica => {
             let raised = async {
                 fence.raise(source).await?;
                 let ended = fence.end_waiting(source).await?;

@@ -63,7 +63,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::probe::Info;
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 
 pub use self::asked::{Ask, Beginning, NotTakenOver};
 pub use self::attach::rehearse_feeds;
@@ -73,7 +73,7 @@ pub use self::heard::SILENT_AFTER_MS;
 use self::heard::millis;
 pub use self::hooks::{Hooks, Moment, Occasion, Ran};
 pub use self::options::{Compare, CutoverOptions, SyncOptions};
-pub use self::order::{FrontOrder, FrontSide, FrontStand, Fronts, HoldOrder, Told};
+pub use self::order::{FrontOrder, FrontSide, FrontStand, Fronts, HoldOrder, OrderAnswer};
 pub use self::report::{CutoverReport, ExternalReport, FrontReport, HookReport, SyncReport};
 use self::source::{PositionHandle, Source};
 pub use self::state::{Back, SyncState};
@@ -139,7 +139,7 @@ pub async fn sync(
     let resumed = !state.copy.is_fresh();
     let mut sync = Syncer {
         shared: Arc::new(shared),
-        doubt: state.doubt.parse().unwrap_or_default(),
+        suspects: state.suspects.parse().unwrap_or_default(),
         options,
         status,
         journal,
@@ -225,13 +225,13 @@ impl Syncer {
         if resumed && !known.is_empty() && *known != runs {
             self.notice("a server of the target is not the process it was: everything is gone through again");
             if self.state.snapshot_done {
-                self.doubt = SlotSet::full();
+                self.suspects = SlotSet::full();
             } else {
                 self.distrust_everything();
             }
         }
         self.state.copy.target_runs = runs;
-        if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == FenceKind::Front)
+        if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == WriterFenceKind::Front)
             && let Some(report) = self.resume_switch(fence).await?
         {
             return Ok(Some(TakenOver { report, answer: None }));
@@ -249,12 +249,12 @@ impl Syncer {
         self.attach().await?;
         if !resumed {
             // Nothing has been missed that the snapshot would not find.
-            self.doubt = SlotSet::new();
-        } else if !self.state.snapshot_done && !self.doubt.is_empty() {
+            self.suspects = SlotSet::new();
+        } else if !self.state.snapshot_done && !self.suspects.is_empty() {
             self.notice("changes were missed while nobody followed: the snapshot starts again");
             self.distrust_everything();
-            self.doubt = SlotSet::new();
-        } else if !self.doubt.is_empty() {
+            self.suspects = SlotSet::new();
+        } else if !self.suspects.is_empty() {
             self.notice(
                 "changes were missed while nobody followed: what may have changed is compared with the \
                     target",
@@ -270,7 +270,7 @@ impl Syncer {
         if resumed {
             // Before the snapshot is complete they would make it start again.
             let failed = self.take_failures();
-            self.doubt = self.doubt.union(&failed);
+            self.suspects = self.suspects.union(&failed);
         }
         if self.state.sweep {
             self.status.phase(SyncPhase::Reconciling);
@@ -359,7 +359,7 @@ impl Syncer {
             let before: SlotSet = slots.parse().unwrap_or_default();
             let now = topology.shards.iter().find(|shard| shard.id == *id).map(|shard| &shard.slots);
             let left = now.map_or(before.clone(), |now| before.difference(now));
-            self.doubt = self.doubt.union(&left);
+            self.suspects = self.suspects.union(&left);
         }
     }
 
@@ -443,7 +443,7 @@ impl Syncer {
         helpers.spawn(poll_health(
             self.shared.clone(),
             self.status.clone(),
-            !self.doubt.is_empty(),
+            !self.suspects.is_empty(),
             enough.clone(),
         ));
         let stop = self.shared.stop.clone();

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 
 use super::conditions::{is_wanted, refused};
 use super::cutover::before_fence;
@@ -21,10 +21,10 @@ const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
 impl Syncer {
     /// What a cutover with this fence would run. Without one nobody is sent anywhere.
-    pub(super) fn planned_hooks(&self, fence: FenceKind) -> Vec<HookReport> {
+    pub(super) fn planned_hooks(&self, fence: WriterFenceKind) -> Vec<HookReport> {
         let Some(hooks) = &self.options.hooks else { return Vec::new() };
         let moments: &[Moment] =
-            if fence == FenceKind::None { &[Moment::Ready] } else { &[Moment::Ready, Moment::Switch] };
+            if fence == WriterFenceKind::None { &[Moment::Ready] } else { &[Moment::Ready, Moment::Switch] };
         moments.iter().flat_map(|moment| hooks.at(*moment)).collect()
     }
 
@@ -91,7 +91,7 @@ pub(super) async fn send_clients(options: &SyncOptions, report: &mut CutoverRepo
     let Some(hooks) = &options.hooks else { return };
     let until = match report.fence {
         // After that the source takes writes again: clients that are sent away then leave others behind.
-        FenceKind::Pause { limit_ms } => Some(Instant::now() + before_fence(limit_ms)),
+        WriterFenceKind::Pause { limit_ms } => Some(Instant::now() + before_fence(limit_ms)),
         _ => None,
     };
     let cutover = Some(report.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::feed::FeedOptions;
-use whimbrel_engine::seal::FenceKind;
+use whimbrel_engine::seal::WriterFenceKind;
 
 use super::hooks::Hooks;
 use super::order::Fronts;
@@ -57,8 +57,8 @@ pub struct CutoverOptions {
     /// How long writers may be held, in milliseconds.
     pub max_pause_ms: u64,
     /// How they are kept out afterwards.
-    pub fence: FenceKind,
-    /// Where the front takes requests that clients go through, for [`FenceKind::Front`].
+    pub fence: WriterFenceKind,
+    /// Where the front takes requests that clients go through, for [`WriterFenceKind::Front`].
     pub front: Option<PathBuf>,
     /// How much is compared before.
     pub compare: Compare,

@@ -77,7 +77,7 @@ pub enum FrontSide {
 }
 
 /// What comes of an order, later.
-pub type Told<'a> = Pin<Box<dyn Future<Output = Result<FrontStand>> + Send + 'a>>;
+pub type OrderAnswer<'a> = Pin<Box<dyn Future<Output = Result<FrontStand>> + Send + 'a>>;
 
 /// Tells fronts what to do.
 pub trait Fronts: fmt::Debug + Send + Sync {
@@ -85,5 +85,5 @@ pub trait Fronts: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A refusal where it was not carried out and never will be; anything else where that is not known.
-    fn send<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a>;
+    fn send<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> OrderAnswer<'a>;
 }

@@ -181,18 +181,18 @@ impl Syncer {
     pub(super) async fn repair(&mut self) -> Result<()> {
         let (again, open) = copy::doubtful(&self.shared, &self.seen.0, &self.seen.1).await?;
         self.seen = (self.shared.source.topology(), self.shared.target.topology());
-        self.doubt = self.doubt.union(&again);
+        self.suspects = self.suspects.union(&again);
         for source in &self.sources {
             if source.feed.touched().take_flushed() {
-                self.doubt = self.doubt.union(&source.unit.slots);
+                self.suspects = self.suspects.union(&source.unit.slots);
             }
         }
         self.attach().await?;
         if let Some(wanted) = &self.shared.options.selection.slots {
-            self.doubt = self.doubt.intersection(wanted);
+            self.suspects = self.suspects.intersection(wanted);
         }
-        let ready = self.doubt.difference(&open);
-        self.status.doubtful(self.doubt.len());
+        let ready = self.suspects.difference(&open);
+        self.status.doubtful(self.suspects.len());
         self.save()?;
         if !ready.is_empty() {
             self.status.phase(SyncPhase::Reconciling);
@@ -200,8 +200,8 @@ impl Syncer {
                 return Ok(());
             }
             self.reconciled_slots += ready.len() as u64;
-            self.doubt = self.doubt.difference(&ready);
-            self.status.doubtful(self.doubt.len());
+            self.suspects = self.suspects.difference(&ready);
+            self.status.doubtful(self.suspects.len());
             self.save()?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! What a sync did, and what a cutover came to.
 
 use serde::Serialize;
-use whimbrel_engine::seal::{FenceKind, WriterFence, WritingClient};
+use whimbrel_engine::seal::{WriterFence, WriterFenceKind, WritingClient};
 
 use crate::journal::KeyFailure;
 use crate::progress::CopyCounts;
@@ -54,7 +54,7 @@ pub struct CutoverReport {
     /// What could not be found out.
     pub notices: Vec<String>,
     /// How writers of the source are kept out.
-    pub fence: FenceKind,
+    pub fence: WriterFenceKind,
     /// Clients of the source that were disconnected: they waited in a command, were in a transaction, or
     /// watched keys.
     pub ended: u64,
@@ -95,7 +95,7 @@ impl CutoverReport {
     /// Whether the sync ends with it. Without a fence it goes on following those who still write to the
     /// source.
     pub(super) fn is_final(&self) -> bool {
-        !self.dry_run && self.fence != FenceKind::None
+        !self.dry_run && self.fence != WriterFenceKind::None
     }
 }
 

@@ -228,7 +228,7 @@ impl Source {
     pub(super) async fn round(&mut self, urgent: bool) -> Result<Round> {
         let touched = self.feed.touched();
         self.view.is_behind(Instant::now());
-        let touch = |(db, key)| Touch { db: Some(db), key, what: What::Whole };
+        let touch = |(db, key)| Touch { db: Some(db), key, what: What::Anything };
         if urgent || self.later_since.elapsed() >= LATER {
             touched.put_back(std::mem::take(&mut self.later).into_iter().map(touch));
         }
@@ -309,7 +309,7 @@ impl Source {
                 is_working = false;
             }
             if !matches!(outcome, Ok(true)) {
-                left.push(Touch { what: What::Whole, ..touch });
+                left.push(Touch { what: What::Anything, ..touch });
             }
         }
         left
@@ -341,7 +341,7 @@ impl Source {
     /// touch in each: what is transferred is the present state, so one too many changes nothing.
     fn told_apart(&self, touch: Touch, dbs: &[u32]) -> Vec<Touch> {
         match touch.db {
-            None if touch.what != What::Whole
+            None if touch.what != What::Anything
                 && dbs.iter().any(|db| self.shared.followed.has(*db, &touch.key)) =>
             {
                 dbs.iter().map(|&db| Touch { db: Some(db), ..touch.clone() }).collect()
@@ -367,7 +367,7 @@ impl Source {
         };
         let none = BTreeSet::new();
         let (collection, names, expiry) = match &touch.what {
-            What::Whole => return Ok(false),
+            What::Anything => return Ok(false),
             What::Elements(elements) => (Some(elements.collection), &elements.names, elements.expiry),
             What::Expiry => (None, &none, true),
         };

@@ -49,7 +49,7 @@ pub struct SyncState {
     /// slots.
     pub(super) layout: BTreeMap<String, String>,
     /// Slots to go through again, as ranges.
-    pub(super) doubt: String,
+    pub(super) suspects: String,
     /// What was done to the source at the cutover.
     pub(super) cut_over: Option<WriterFence>,
     /// The front that may have sent its clients to the target.

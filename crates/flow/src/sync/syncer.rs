@@ -27,7 +27,7 @@ pub(super) struct Syncer {
     pub(super) state: SyncState,
     pub(super) sources: Vec<Source>,
     /// Slots to be reconciled.
-    pub(super) doubt: SlotSet,
+    pub(super) suspects: SlotSet,
     /// The topologies by which slots that moved are found.
     pub(super) seen: (Arc<Topology>, Arc<Topology>),
     pub(super) reconciled_slots: u64,
@@ -82,12 +82,12 @@ impl Syncer {
     }
 
     /// All that has to be gone through again: what was found before, and what has come to it since.
-    pub(super) fn all_doubt(&self) -> SlotSet {
-        self.doubt.union(&self.shared.suspects.all())
+    pub(super) fn all_suspects(&self) -> SlotSet {
+        self.suspects.union(&self.shared.suspects.all())
     }
 
     pub(super) fn is_calm(&self) -> bool {
-        self.all_doubt().is_empty()
+        self.all_suspects().is_empty()
     }
 
     pub(super) async fn copy_functions(&self) -> Result<()> {
@@ -125,7 +125,7 @@ impl Syncer {
         self.state.layout = copy::layout(&self.seen.0);
         copy::record(&self.shared, &mut self.state.copy);
         self.status.failures(&self.state.copy.failures);
-        self.state.doubt = self.all_doubt().to_string();
+        self.state.suspects = self.all_suspects().to_string();
     }
 
     pub(super) fn notice(&self, text: &str) {

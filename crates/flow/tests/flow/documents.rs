@@ -48,9 +48,12 @@ fn a_file_in_which_nothing_was_written_down_is_begun_anew() {
         assert!(matches!(RedbDocuments::open(&path), Err(OpenError::InUse)), "it is locked as ever");
     }
     let path = folder.path().join("other");
-    for other in [&b"a file of somebody else"[..], b"redb", &[0, 0, 0, 0, 0, 0, 0, 0, 7, 0]] {
+    let mut damaged = vec![0; 8_192];
+    damaged[5_000] = 7;
+    let others = [&b"a file of somebody else"[..], b"redb", &[0, 0, 0, 0, 0, 0, 0, 0, 7, 0], &damaged];
+    for (number, other) in others.into_iter().enumerate() {
         write(&path, other).expect("written");
-        assert!(matches!(RedbDocuments::create(&path), Err(OpenError::Failed(_))), "{other:?}");
-        assert_eq!(read(&path).expect("it is there"), other, "it was changed");
+        assert!(matches!(RedbDocuments::create(&path), Err(OpenError::Failed(_))), "{number}");
+        assert!(read(&path).expect("it is there") == other, "{number} was changed");
     }
 }

@@ -158,7 +158,7 @@ impl Scene {
             rates,
             job: "test".to_owned(),
             drain_ms_max: 60_000,
-            quiet: TargetGate::default(),
+            gate: TargetGate::default(),
         };
         let progress = Arc::new(SlotProgress::default());
         let (deployment, stop) = (self.deployment.clone(), CancellationToken::new());

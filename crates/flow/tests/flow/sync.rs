@@ -16,7 +16,7 @@ use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::{CopyOptions, DbPair, Existing, LaneCounts};
 use whimbrel_flow::journal::{DiskFull, Journal};
 use whimbrel_flow::retry::RetryPolicy;
-use whimbrel_flow::sync::{FrontOrder, Fronts, SyncOptions, SyncState, SyncStatus, Told, sync};
+use whimbrel_flow::sync::{FrontOrder, Fronts, OrderAnswer, SyncOptions, SyncState, SyncStatus, sync};
 use whimbrel_lab::{Engine, Server};
 
 whimbrel_lab::for_each_engine! {
@@ -29,7 +29,7 @@ whimbrel_lab::for_each_engine! {
 struct NoFronts;
 
 impl Fronts for NoFronts {
-    fn send<'a>(&'a self, _: &'a Path, _: FrontOrder) -> Told<'a> {
+    fn send<'a>(&'a self, _: &'a Path, _: FrontOrder) -> OrderAnswer<'a> {
         Box::pin(async { Err(Error::own("tell a front", "there is none")) })
     }
 }

@@ -585,7 +585,7 @@ async fn selections_types_databases_and_samples() {
 }
 
 #[tokio::test]
-async fn a_broken_link_is_mended() {
+async fn a_broken_link_is_repaired() {
     let (source, target) = (plain(Engine::Valkey91), plain(Engine::Redis80));
     let proxies =
         [Proxy::start(&source.addr()).expect("a proxy"), Proxy::start(&target.addr()).expect("a proxy")];

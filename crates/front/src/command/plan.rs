@@ -19,7 +19,7 @@ pub enum Plan {
     /// The target has to be asked which of its words are keys.
     Asked,
     /// By name.
-    Named(Rule),
+    ByName(Rule),
     /// Refused, for this reason.
     Refused(&'static str),
 }
@@ -47,7 +47,7 @@ impl Tables {
             Some(Rule::Script) => return script(words, count),
             Some(Rule::Library) => return Plan::Target,
             // Their last words may tell of another key, or of what is refused.
-            Some(named @ (Rule::Sort | Rule::Copy)) if words.len() < count => return Plan::Named(named),
+            Some(named @ (Rule::Sort | Rule::Copy)) if words.len() < count => return Plan::ByName(named),
             Some(Rule::Sort) => return sort(words),
             Some(Rule::Copy) if words.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"DB")) => {
                 return Plan::Refused(DATABASES);
@@ -55,7 +55,7 @@ impl Tables {
             Some(Rule::Noted(Note::Watch) | Rule::Copy | Rule::Elements) | None => {}
             // Whatever keys the servers' table tells of these are channels, or nothing that moves.
             Some(Rule::Target) => return Plan::Target,
-            Some(named) => return Plan::Named(named),
+            Some(named) => return Plan::ByName(named),
         }
         let Some(facts) = self.target.facts(words) else { return Plan::Refused(UNKNOWN) };
         if !facts.takes(count) {
@@ -98,7 +98,7 @@ fn sort(words: &[&[u8]]) -> Plan {
 /// `EVAL script numkeys key … arg …`, and all others of this form.
 fn script(words: &[&[u8]], count: usize) -> Plan {
     let number = match words.get(2) {
-        None if words.len() < count => return Plan::Named(Rule::Script),
+        None if words.len() < count => return Plan::ByName(Rule::Script),
         None => return Plan::Target,
         Some(number) => std::str::from_utf8(number).ok().and_then(|number| number.parse::<usize>().ok()),
     };
@@ -149,7 +149,7 @@ mod tests {
         {
             assert_eq!(plan(wrong), Plan::Target, "{wrong}");
         }
-        assert_eq!(script(&words("EVAL s"), 5), Plan::Named(Rule::Script));
+        assert_eq!(script(&words("EVAL s"), 5), Plan::ByName(Rule::Script));
         assert_eq!(script(&words("EVAL s 2"), 5), Plan::Write(vec![3, 4]));
         for (promised, expected) in [(true, Plan::Target), (false, Plan::Refused(SCRIPTS))] {
             let tables = Tables {

@@ -19,7 +19,7 @@ use whimbrel_engine::probe::process_behind;
 use whimbrel_flow::sync::{FrontOrder, FrontSide, FrontStand, HoldOrder};
 
 use super::{Control, Tasks, refuse, unfit, when_done};
-use crate::migrate::direction::{Direction, Side, TURNS_MAX};
+use crate::migrate::direction::{Direction, REVERSALS_MAX, Side};
 use crate::migrate::hold::{Late, Switch};
 use crate::migrate::phase::{Phase, Stand};
 use crate::upstream::{Found, Upstream};
@@ -133,7 +133,7 @@ impl Control {
             _ if tasks.is_finished => Err(refuse(TRIED, "the front was finished", "run it anew")),
             None => Ok(Phase::Forwarding.into()),
             Some(migration) if migration.is_done() => {
-                Ok(Stand { phase: Phase::Done, turns: migration.turns })
+                Ok(Stand { phase: Phase::Done, reversals: migration.reversals })
             }
             Some(_) => Err(refuse(
                 TRIED,
@@ -145,23 +145,23 @@ impl Control {
 
     /// Looks at both servers: they have to be those that the sync is about. Nobody is held meanwhile.
     async fn prepare(&self, order: &HoldOrder, before: Stand) -> Result<Switch> {
-        let turns = match before.phase {
-            Phase::Done => before.turns + 1,
-            Phase::Forwarding | Phase::Moving | Phase::Finished => before.turns,
+        let reversals = match before.phase {
+            Phase::Done => before.reversals + 1,
+            Phase::Forwarding | Phase::Moving | Phase::Finished => before.reversals,
         };
-        if turns > TURNS_MAX {
-            let what = format!("clients have been sent to and fro {TURNS_MAX} times");
+        if reversals > REVERSALS_MAX {
+            let what = format!("clients have been sent to and fro {REVERSALS_MAX} times");
             return Err(refuse(TRIED, &what, "begin anew after whimbrel front finish"));
         }
-        let (from, to) = Direction::after(turns).ordered(self.source.clone(), self.target.clone());
+        let (from, to) = Direction::after(reversals).ordered(self.source.clone(), self.target.clone());
         let from_found = Upstream::find(&from, self.link).await?;
         must_be(&from_found, &order.from, "clients are served from it, and the sync does not come from it")
             .await?;
         let to_found = Upstream::find(&to, self.link).await?;
         must_be(&to_found, &order.to, "the front would send clients there, and the sync does not lead to it")
             .await?;
-        let migration = when_done(&from, to_found, self.link, self.wait, turns).await?;
-        let stand = Stand { phase: Phase::Done, turns };
+        let migration = when_done(&from, to_found, self.link, self.wait, reversals).await?;
+        let stand = Stand { phase: Phase::Done, reversals };
         Ok(Switch { migration, stand, before, ended: 0 })
     }
 
@@ -171,7 +171,7 @@ impl Control {
 
     fn stands(&self, tasks: &Tasks) -> Result<FrontStand> {
         let stand = self.resting_stand(tasks)?;
-        let (_, to) = Direction::after(stand.turns).ordered(Side::Source, Side::Target);
+        let (_, to) = Direction::after(stand.reversals).ordered(Side::Source, Side::Target);
         let at = match (stand.phase, to) {
             (Phase::Done, Side::Target) => FrontSide::Target,
             _ => FrontSide::Source,

@@ -23,7 +23,7 @@ use crate::command::keys::CommandTable;
 use crate::command::plan::Tables;
 use crate::migrate::arrived::{SlotCounts, Slots};
 use crate::migrate::direction::Direction;
-use crate::migrate::hold::{Hold, Switch};
+use crate::migrate::hold::{PauseState, Switch};
 use crate::migrate::phase::{Phase, Stand, StateFile};
 use crate::migrate::stages::Stages;
 use crate::migrate::state::{MigrationState, Moves, Ready, Servers};
@@ -58,7 +58,7 @@ struct Tasks {
     /// Nothing begins any more.
     is_finished: bool,
     /// By which clients are held.
-    hold: Hold<Switch>,
+    hold: PauseState<Switch>,
     /// Ends that.
     expiry: JoinSet<()>,
 }
@@ -81,8 +81,8 @@ pub struct Status {
     pub phase: Phase,
     /// Which way keys move or have moved.
     pub direction: Direction,
-    /// How often that has been turned round.
-    pub turns: u32,
+    /// How often that has been reversed.
+    pub reversals: u32,
     /// The source, without credentials.
     pub source: String,
     /// The target, likewise.
@@ -152,9 +152,9 @@ impl Front {
     ) -> Result<(Front, Arc<Control>)> {
         let (link, scripts_declare_keys) = (options.link, options.scripts_declare_keys);
         let state = StateFile::new(state, &source, &target);
-        let Stand { phase, turns } = state.load()?;
+        let Stand { phase, reversals } = state.load()?;
         let (source, target) = (Arc::new(source), Arc::new(target));
-        let (from, to) = Direction::after(turns).ordered(source.clone(), target.clone());
+        let (from, to) = Direction::after(reversals).ordered(source.clone(), target.clone());
         let mut tasks = Tasks::default();
         let (first, facts, stages) = match phase {
             Phase::Forwarding => {
@@ -165,12 +165,12 @@ impl Front {
             Phase::Done => {
                 let found = Upstream::find(&to, link).await?;
                 let (upstream, facts) = (found.upstream.clone(), found.facts.clone());
-                (upstream, facts, Stages::moving(when_done(&from, found, link, wait, turns).await?))
+                (upstream, facts, Stages::moving(when_done(&from, found, link, wait, reversals).await?))
             }
             Phase::Finished => return Err(finished(&to, &state)),
             Phase::Moving => {
                 let (servers, facts) = survey(&from, &to, link, scripts_declare_keys).await?;
-                let (migration, moves) = MigrationState::new(servers, turns, wait, true);
+                let (migration, moves) = MigrationState::new(servers, reversals, wait, true);
                 // Whatever the process before this one has sent and was not carried out yet never will be.
                 close_others(&migration).await?;
                 flush::recover(&migration, &flush_file(&state)).await?;
@@ -324,8 +324,8 @@ impl Control {
     /// `Options` where not all have; `Own` where the state cannot be written.
     pub fn finish(&self) -> Result<()> {
         let Ok(mut tasks) = self.tasks.try_lock() else { return Err(about_to_move()) };
-        let turns = self.may_finish(&tasks)?;
-        self.state.save(Stand { phase: Phase::Finished, turns })?;
+        let reversals = self.may_finish(&tasks)?;
+        self.state.save(Stand { phase: Phase::Finished, reversals })?;
         tasks.is_finished = true;
         Ok(())
     }
@@ -334,7 +334,7 @@ impl Control {
     fn may_finish(&self, tasks: &Tasks) -> Result<u32> {
         tasks.must_be_free("finish")?;
         match self.stages.migration() {
-            Some(migration) if migration.is_done() => Ok(migration.turns),
+            Some(migration) if migration.is_done() => Ok(migration.reversals),
             Some(migration) => {
                 let what = format!("keys are still at the {}", migration.direction().from());
                 Err(refuse("finish", &what, "see whimbrel front status"))
@@ -364,11 +364,11 @@ impl Control {
     pub fn seen(&self) -> Status {
         let migration = self.stages.migration();
         let moving = migration.as_deref().map(moving_status);
-        let turns = migration.as_ref().map_or(0, |migration| migration.turns);
+        let reversals = migration.as_ref().map_or(0, |migration| migration.reversals);
         Status {
             phase: self.phase(),
-            direction: Direction::after(turns),
-            turns,
+            direction: Direction::after(reversals),
+            reversals,
             source: self.source.address.to_string(),
             target: self.target.address.to_string(),
             clients: self.shared.counts.clients.load(Ordering::Relaxed),
@@ -435,7 +435,7 @@ impl Tasks {
             // Not while both are being emptied: the next process would not go on with that.
             let _gate = migration.gate.read().await;
             // Everything is as well without it: the next process goes through an empty source.
-            if let Err(error) = state.save(Stand { phase: Phase::Done, turns: migration.turns }) {
+            if let Err(error) = state.save(Stand { phase: Phase::Done, reversals: migration.reversals }) {
                 tracing::warn!(%error, "that all keys have moved could not be written down");
             }
             migration.set_done();
@@ -547,7 +547,7 @@ async fn when_done(
     target: Found,
     options: LinkOptions,
     wait: Duration,
-    turns: u32,
+    reversals: u32,
 ) -> Result<Arc<MigrationState>> {
     let table = CommandTable::ask(&mut target.upstream.link().await?).await?;
     let servers = Servers {
@@ -563,7 +563,7 @@ async fn when_done(
         other_database: None,
         source_run_id: None,
     };
-    let (migration, _) = MigrationState::new(servers, turns, wait, false);
+    let (migration, _) = MigrationState::new(servers, reversals, wait, false);
     migration.set_done();
     migration.ready.send_replace(Ready::Yes);
     Ok(migration)

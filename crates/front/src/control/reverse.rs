@@ -13,7 +13,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_flow::functions;
 
 use super::{Control, Tasks, close_others, first_database_alone, keyspace, must_be_empty, refuse, survey};
-use crate::migrate::direction::{Direction, TURNS_MAX};
+use crate::migrate::direction::{Direction, REVERSALS_MAX};
 use crate::migrate::phase::{Phase, Stand};
 use crate::migrate::state::{MigrationState, Ready, Servers};
 
@@ -54,8 +54,8 @@ impl Control {
         tasks.must_be_free("reverse")?;
         let migration = self.stages.migration().filter(|_| !tasks.is_finished);
         let migration = migration.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
-        if migration.turns >= TURNS_MAX {
-            let what = format!("the direction has been turned {TURNS_MAX} times");
+        if migration.reversals >= REVERSALS_MAX {
+            let what = format!("the direction has been turned {REVERSALS_MAX} times");
             return Err(unable(&what, "wait until it is done, and begin anew after whimbrel front finish"));
         }
         if !migration.is_done() {
@@ -68,7 +68,7 @@ impl Control {
     pub(super) async fn servers_to_turn(&self, migration: &MigrationState) -> Result<Servers> {
         rebuilt(migration).await?;
         let (from, to) =
-            Direction::after(migration.turns + 1).ordered(self.source.clone(), self.target.clone());
+            Direction::after(migration.reversals + 1).ordered(self.source.clone(), self.target.clone());
         let (servers, _) = survey(&from, &to, self.link, self.scripts_declare_keys).await?;
         first_database_alone(&from, servers.other_database)?;
         if migration.is_done() {
@@ -82,7 +82,7 @@ impl Control {
         let mut tasks = self.tasks.lock().await;
         let migration = self.must_have_moved(&tasks)?;
         let servers = self.servers_to_turn(&migration).await?;
-        let (next, moves) = MigrationState::new(servers, migration.turns + 1, self.wait, true);
+        let (next, moves) = MigrationState::new(servers, migration.reversals + 1, self.wait, true);
         next.paused.send_replace(paused);
         // Moves that are under way end, and others do not begin. Clients go on meanwhile.
         let at_rest = timeout(self.wait.min(ENDED_WITHIN), migration.gate.write()).await;
@@ -91,7 +91,7 @@ impl Control {
         tasks.sweeper.shutdown().await;
         let before = Stand {
             phase: if migration.is_done() { Phase::Done } else { Phase::Moving },
-            turns: migration.turns,
+            reversals: migration.reversals,
         };
         if let Err(error) = self.go_round(&migration, &next, before).await {
             next.ready.send_replace(Ready::Never);
@@ -141,7 +141,8 @@ impl Control {
             unsuspicious(migration)?;
         }
         let is_paused = *next.paused.borrow();
-        let saved = self.state.save_with(Stand { phase: Phase::Moving, turns: next.turns }, is_paused);
+        let saved =
+            self.state.save_with(Stand { phase: Phase::Moving, reversals: next.reversals }, is_paused);
         if saved.is_err() {
             // It may have been written all the same. Either is right for the process that comes next, but
             // this is what goes on.

@@ -248,12 +248,14 @@ impl Joined {
             porter,
             ..
         } = self;
-        let end = CancellationToken::new();
+        let (end, end_of_own) = (CancellationToken::new(), CancellationToken::new());
         let others = async {
             match forwarding {
+                // Its clients are served by the own port too, which goes on until they have their answers.
                 Some(forwarding) => forwarding.serve(end.clone()).await,
                 None => end.cancelled().await,
             }
+            end_of_own.cancel();
         };
         let ends = async {
             let outcome = tokio::select! {
@@ -270,7 +272,7 @@ impl Joined {
             end.cancel();
             outcome
         };
-        let serving = async { tokio::join!(front.serve(end.clone()), others, ends).2 };
+        let serving = async { tokio::join!(front.serve(end_of_own.clone()), others, ends).2 };
         tokio::select! {
             outcome = serving => outcome,
             () = gate.follow(members.as_deref()) => Ok(false),

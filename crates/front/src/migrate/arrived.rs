@@ -37,7 +37,7 @@ pub(crate) struct Arrived {
 #[derive(Debug)]
 enum Kind {
     /// The source is one server.
-    Whole(Filter),
+    OneServer(Filter),
     /// The source is a cluster.
     BySlot(Slots),
 }
@@ -66,14 +66,15 @@ pub struct SlotCounts {
 impl Arrived {
     /// Nothing has. This many keys are expected.
     pub(crate) fn new(keys: u64, is_cluster: bool) -> Arrived {
-        let kind = if is_cluster { Kind::BySlot(Slots::new(keys)) } else { Kind::Whole(Filter::new(keys)) };
+        let kind =
+            if is_cluster { Kind::BySlot(Slots::new(keys)) } else { Kind::OneServer(Filter::new(keys)) };
         Arrived { keys: AtomicU64::new(0), kind }
     }
 
     /// How far the slots are, where the source is a cluster.
     pub(crate) fn slots(&self) -> Option<&Slots> {
         match &self.kind {
-            Kind::Whole(_) => None,
+            Kind::OneServer(_) => None,
             Kind::BySlot(slots) => Some(slots),
         }
     }
@@ -81,7 +82,7 @@ impl Arrived {
     /// False where a key has certainly not arrived.
     pub(crate) fn may_have(&self, key: &[u8], hash: u64) -> bool {
         match &self.kind {
-            Kind::Whole(filter) => filter.contains(hash),
+            Kind::OneServer(filter) => filter.contains(hash),
             Kind::BySlot(slots) => slots.may_have(Slot::of_key(key), hash),
         }
     }
@@ -89,7 +90,7 @@ impl Arrived {
     /// Whether a key is home since its slot is done.
     pub(crate) fn is_done(&self, key: &[u8]) -> bool {
         match &self.kind {
-            Kind::Whole(_) => false,
+            Kind::OneServer(_) => false,
             Kind::BySlot(slots) => slots.is_done(Slot::of_key(key)),
         }
     }
@@ -98,7 +99,7 @@ impl Arrived {
     pub(crate) fn insert(&self, key: &[u8], hash: u64) {
         self.keys.fetch_add(1, Ordering::Relaxed);
         match &self.kind {
-            Kind::Whole(filter) => filter.insert(hash),
+            Kind::OneServer(filter) => filter.insert(hash),
             Kind::BySlot(slots) => slots.insert(Slot::of_key(key), hash),
         }
     }
@@ -112,7 +113,7 @@ impl Arrived {
     pub(crate) fn filtered(&self) -> (u64, u64) {
         let of = |filter: &Filter| (filter.keys(), filter.memory_bytes());
         match &self.kind {
-            Kind::Whole(filter) => of(filter),
+            Kind::OneServer(filter) => of(filter),
             Kind::BySlot(slots) => {
                 let filters = slots.filters.iter().map(|filter| filter.read().as_ref().map_or((0, 0), of));
                 filters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))

@@ -67,9 +67,9 @@ impl GroupPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Carried {
     /// The source did not have it.
-    WasHome,
+    Earlier,
     /// It has been moved, or the source's copy of what the target had already has been removed.
-    Home,
+    Arrived,
     /// It is at the source as before, since the target cannot hold it; the text says why.
     Stays(String),
     /// It is at the source as before: the target has another one of this name, which nobody has moved there.
@@ -86,7 +86,7 @@ pub(crate) enum Attempt {
     /// A server refuses it. Nothing has been written.
     Refused(Error),
     /// The target has it, and the source refuses to remove it.
-    Half(Error),
+    CopiedOnly(Error),
 }
 
 /// Moves `key`.
@@ -97,7 +97,7 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
     let key = Bytes::copy_from_slice(key);
     match carry_all(source, target, vec![key.clone()], route, GroupPlan::ANY).await?.pop() {
         Some((_, Attempt::Ended(carried))) => return Ok(carried),
-        Some((_, Attempt::Refused(error) | Attempt::Half(error))) => return Err(error),
+        Some((_, Attempt::Refused(error) | Attempt::CopiedOnly(error))) => return Err(error),
         Some((_, Attempt::InChunks)) | None => {}
     }
     match copy(source, target, &key, route).await? {
@@ -106,7 +106,7 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
         _ => {}
     }
     source.call(&[b"UNLINK", &key]).await?;
-    Ok(Carried::Home)
+    Ok(Carried::Arrived)
 }
 
 /// Moves keys that travel in one piece, and says of each what came of it. The caller bounds how many they
@@ -119,11 +119,11 @@ pub(crate) async fn carry_all(
     target: &mut Link,
     keys: Vec<Bytes>,
     route: &Route<'_>,
-    manner: GroupPlan,
+    plan: GroupPlan,
 ) -> Result<Vec<(Bytes, Attempt)>> {
     let mut attempts = Vec::with_capacity(keys.len());
     let mut states = Vec::with_capacity(keys.len());
-    let GroupPlan { fetch, expiries, are_one } = manner;
+    let GroupPlan { fetch, expiries, are_one } = plan;
     let clock = Clock::of_server(route.source.pexpiretime);
     let together = |is_one: bool, keys: usize| is_one && keys > 1;
     let is_plain = fetch == Fetch::String && !expiries;
@@ -135,7 +135,7 @@ pub(crate) async fn carry_all(
     };
     for (key, found) in found {
         match found {
-            Found::Gone => attempts.push((key, Attempt::Ended(Carried::WasHome))),
+            Found::Gone => attempts.push((key, Attempt::Ended(Carried::Earlier))),
             Found::Redirected(e) | Found::Refused(e) => {
                 attempts.push((key, Attempt::Refused(source.server_error(e, fetch.command()))));
             }
@@ -171,7 +171,7 @@ pub(crate) async fn carry_all(
         }
     }
     if together(are_one.0, there.len()) && remove_together(source, &there).await? {
-        let home = there.into_iter().map(|state| (state.key, Attempt::Ended(Carried::Home)));
+        let home = there.into_iter().map(|state| (state.key, Attempt::Ended(Carried::Arrived)));
         attempts.extend(home);
         return Ok(attempts);
     }
@@ -179,9 +179,9 @@ pub(crate) async fn carry_all(
     for (KeyState { key, .. }, removed) in there.into_iter().zip(outcomes) {
         let attempt = match removed {
             Written::Refused(e) | Written::NotUnderstood(e) => {
-                Attempt::Half(source.server_error(e, b"UNLINK"))
+                Attempt::CopiedOnly(source.server_error(e, b"UNLINK"))
             }
-            Written::Done | Written::Absent | Written::Exists => Attempt::Ended(Carried::Home),
+            Written::Done | Written::Absent | Written::Exists => Attempt::Ended(Carried::Arrived),
         };
         attempts.push((key, attempt));
     }

@@ -6,12 +6,12 @@
 
 use serde::Serialize;
 
-/// Room for the number of turns in a cursor of `SCAN`.
+/// Room for the number of reversals in a cursor of `SCAN`.
 pub(crate) const TURN_BITS: u32 = 4;
 
-/// How often the direction can be turned round. The number of a turn must not come round again, or a cursor
+/// How often the direction can be reversed. The number of a turn must not come round again, or a cursor
 /// that a client still holds would be taken for one of the present turn, and its iteration miss keys.
-pub const TURNS_MAX: u32 = (1 << TURN_BITS) - 1;
+pub const REVERSALS_MAX: u32 = (1 << TURN_BITS) - 1;
 
 /// Which of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// That after this many turns.
-    pub fn after(turns: u32) -> Direction {
-        if turns.is_multiple_of(2) { Direction::ToTarget } else { Direction::ToSource }
+    /// That after this many reversals.
+    pub fn after(reversals: u32) -> Direction {
+        if reversals.is_multiple_of(2) { Direction::ToTarget } else { Direction::ToSource }
     }
 
     /// What people call the server that keys move from.

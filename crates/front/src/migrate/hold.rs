@@ -21,12 +21,12 @@ use crate::migrate::state::MigrationState;
 
 /// What is held, if anything.
 #[derive(Debug)]
-pub(crate) struct Hold<T> {
-    held: Option<Held<T>>,
+pub(crate) struct PauseState<T> {
+    held: Option<PauseNow<T>>,
 }
 
 #[derive(Debug)]
-struct Held<T> {
+struct PauseNow<T> {
     number: u64,
     until: Instant,
     to: T,
@@ -52,13 +52,13 @@ pub(crate) enum Late {
     Expired,
 }
 
-impl<T> Default for Hold<T> {
-    fn default() -> Hold<T> {
-        Hold { held: None }
+impl<T> Default for PauseState<T> {
+    fn default() -> PauseState<T> {
+        PauseState { held: None }
     }
 }
 
-impl<T> Hold<T> {
+impl<T> PauseState<T> {
     /// The number of the hold; `None` where there is none.
     pub(crate) fn number(&self) -> Option<u64> {
         self.held.as_ref().map(|held| held.number)
@@ -68,7 +68,7 @@ impl<T> Hold<T> {
     pub(crate) fn begin(&mut self, until: Instant, to: T) -> u64 {
         // Random, and not 0.
         let number = RandomState::new().hash_one(0) | 1;
-        self.held = Some(Held { number, until, to });
+        self.held = Some(PauseNow { number, until, to });
         number
     }
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_hold_is_switched_once_and_in_time() {
-        let (mut hold, now) = (Hold::default(), Instant::now());
+        let (mut hold, now) = (PauseState::default(), Instant::now());
         assert_eq!(hold.number(), None);
         let number = hold.begin(now + LIMIT, "there");
         assert_eq!(hold.number(), Some(number));
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_switch_after_its_time_is_refused_whether_or_not_anybody_has_noticed() {
-        let (mut hold, now) = (Hold::default(), Instant::now());
+        let (mut hold, now) = (PauseState::default(), Instant::now());
         let number = hold.begin(now + LIMIT, ());
         assert_eq!(hold.switch(number, now + LIMIT), Err(Late::Expired));
         assert_eq!(hold.switch(number, now), Err(Late::Over));
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_is_said_of_an_earlier_hold_does_nothing_to_a_later_one() {
-        let (mut hold, now) = (Hold::default(), Instant::now());
+        let (mut hold, now) = (PauseState::default(), Instant::now());
         let first = hold.begin(now + LIMIT, 1);
         assert!(hold.release());
         let second = hold.begin(now + LIMIT, 2);

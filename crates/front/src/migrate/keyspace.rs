@@ -32,8 +32,8 @@ const TURN: u64 = ((1 << TURN_BITS) - 1) << TURN_SHIFT;
 pub(crate) struct ScanPhase {
     /// The server.
     pub(crate) side: Side,
-    /// How often the direction has been turned round.
-    pub(crate) turns: u32,
+    /// How often the direction has been reversed.
+    pub(crate) reversals: u32,
 }
 
 /// So often they are counted again where one has arrived meanwhile.
@@ -44,10 +44,10 @@ const GATE_WAIT: Duration = Duration::from_secs(1);
 
 /// Where an iteration goes on: in which phase, with which cursor of that server. `None` for what is no
 /// cursor.
-pub(crate) fn resume(cursor: &[u8], turns: u32, is_done: bool) -> Option<(ScanPhase, u64)> {
+pub(crate) fn resume(cursor: &[u8], reversals: u32, is_done: bool) -> Option<(ScanPhase, u64)> {
     let cursor: u64 = std::str::from_utf8(cursor).ok()?.parse().ok()?;
-    let at = |side| ScanPhase { side, turns };
-    let is_present = (cursor & TURN) >> TURN_SHIFT == u64::from(turns);
+    let at = |side| ScanPhase { side, reversals };
+    let is_present = (cursor & TURN) >> TURN_SHIFT == u64::from(reversals);
     match cursor & TARGET_PHASE {
         TARGET_PHASE if is_present => Some((at(Side::Target), cursor & !(TARGET_PHASE | TURN))),
         // The source is empty: what it had is at the target, which has not been gone through.
@@ -61,7 +61,7 @@ pub(crate) fn resume(cursor: &[u8], turns: u32, is_done: bool) -> Option<(ScanPh
 /// The reply of a server to `SCAN`, with the cursor that the client has to come back with. An error is as it
 /// was.
 pub(crate) fn with_cursor(phase: ScanPhase, reply: &[u8]) -> Vec<u8> {
-    let turn = u64::from(phase.turns) << TURN_SHIFT;
+    let turn = u64::from(phase.reversals) << TURN_SHIFT;
     let cursor_for = |cursor| {
         Some(match (phase.side, cursor) {
             (Side::Target, 0) => 0,
@@ -227,21 +227,22 @@ fn bulk(text: &mut Vec<u8>, value: &Value, null: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migrate::direction::TURNS_MAX;
+    use crate::migrate::direction::REVERSALS_MAX;
 
     #[test]
     fn an_iteration_goes_through_both_halves() {
         let reply = |cursor: &str| format!("*2\r\n${}\r\n{cursor}\r\n*1\r\n$1\r\nk\r\n", cursor.len());
-        let cursor_of = |side, turns, cursor: &str| {
-            let text = String::from_utf8(with_cursor(ScanPhase { side, turns }, reply(cursor).as_bytes()));
+        let cursor_of = |side, reversals, cursor: &str| {
+            let text =
+                String::from_utf8(with_cursor(ScanPhase { side, reversals }, reply(cursor).as_bytes()));
             let text = text.expect("text");
             assert!(text.ends_with("\r\n*1\r\n$1\r\nk\r\n"), "{text}");
             text.split("\r\n").nth(2).expect("a cursor").to_owned()
         };
-        for turns in [0, 1, TURNS_MAX] {
-            let at = |side, cursor| Some((ScanPhase { side, turns }, cursor));
-            let cursor_of = |side, cursor| cursor_of(side, turns, cursor);
-            let resume = |cursor: &str, is_done| resume(cursor.as_bytes(), turns, is_done);
+        for reversals in [0, 1, REVERSALS_MAX] {
+            let at = |side, cursor| Some((ScanPhase { side, reversals }, cursor));
+            let cursor_of = |side, cursor| cursor_of(side, reversals, cursor);
+            let resume = |cursor: &str, is_done| resume(cursor.as_bytes(), reversals, is_done);
             assert_eq!(resume("0", false), at(Side::Source, 0));
             let more = cursor_of(Side::Source, "17");
             assert_eq!(resume(&more, false), at(Side::Source, 17));
@@ -257,12 +258,12 @@ mod tests {
         // One that the source gave before keys moved.
         assert_eq!(cursor_of(Side::Source, 0, "17"), "17");
         assert_eq!(resume(b"x", 0, false), None);
-        let phase = ScanPhase { side: Side::Source, turns: 0 };
+        let phase = ScanPhase { side: Side::Source, reversals: 0 };
         assert_eq!(with_cursor(phase, b"-ERR no\r\n"), b"-ERR no\r\n");
         // After a turn none of them is worth anything.
         for (side, cursor) in [(Side::Source, "17"), (Side::Source, "0"), (Side::Target, "17")] {
             let old = cursor_of(side, 2, cursor);
-            let first = |side| Some((ScanPhase { side, turns: 3 }, 0));
+            let first = |side| Some((ScanPhase { side, reversals: 3 }, 0));
             assert_eq!(resume(old.as_bytes(), 3, false), first(Side::Source));
             assert_eq!(resume(old.as_bytes(), 3, true), first(Side::Target));
         }

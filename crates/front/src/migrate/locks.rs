@@ -29,22 +29,22 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moved {
     /// The key has come home: the target has it now, or nobody.
-    Home,
+    Arrived,
     /// It was home before.
-    WasHome,
+    Earlier,
     /// It is where it was; the text says why.
     Refused(Arc<str>),
 }
 
 /// Where the background is told what came of the moves that it wants, each with its key.
-pub type Told = mpsc::UnboundedSender<(Bytes, Moved)>;
+pub type MovedSender = mpsc::UnboundedSender<(Bytes, Moved)>;
 
 /// Who waits for a move.
 #[derive(Debug)]
 enum Waiter {
     Command(oneshot::Sender<Moved>),
     /// The background waits for many at a time.
-    Background(Told),
+    Background(MovedSender),
 }
 
 impl Waiter {
@@ -176,7 +176,7 @@ impl Locks {
 
     /// Wants a key moved, for the background. True where nobody holds it and nobody wanted it before: then
     /// the caller is its mover.
-    pub fn take(&self, key: &Bytes, told: &Told) -> bool {
+    pub fn take(&self, key: &Bytes, told: &MovedSender) -> bool {
         self.is_begun_by(key, Waiter::Background(told.clone()))
     }
 
@@ -314,8 +314,8 @@ mod tests {
         assert_eq!(begun.try_recv().expect("it begins"), K);
         assert!(locks.try_share(&K).is_none(), "the key was read while it moved");
         assert!(told.try_recv().is_err());
-        locks.finish(&K, &Moved::Home);
-        assert_eq!(told.try_recv().expect("told"), Moved::Home);
+        locks.finish(&K, &Moved::Arrived);
+        assert_eq!(told.try_recv().expect("told"), Moved::Arrived);
         assert!(locks.try_share(&K).is_some());
     }
 
@@ -334,22 +334,22 @@ mod tests {
     }
 
     #[test]
-    fn the_background_moves_what_it_takes_and_is_told_of_all_that_it_wants() {
+    fn the_background_moves_what_it_takes_and_hears_of_all_that_it_wants() {
         let (locks, mut begun) = locks();
         let (tell, mut told) = mpsc::unbounded_channel();
         assert!(locks.take(&K, &tell), "nobody held it");
         assert!(locks.try_share(&K).is_none() && !locks.take(&K, &tell), "it was taken twice");
         let mut client = locks.want(&K);
         assert!(begun.try_recv().is_err(), "it has a mover");
-        locks.finish(&K, &Moved::Home);
-        assert_eq!(client.try_recv().expect("told"), Moved::Home);
-        assert!((0..2).all(|_| told.try_recv() == Ok((K, Moved::Home))), "it was not told each time");
+        locks.finish(&K, &Moved::Arrived);
+        assert_eq!(client.try_recv().expect("told"), Moved::Arrived);
+        assert!((0..2).all(|_| told.try_recv() == Ok((K, Moved::Arrived))), "it was not told each time");
         let reader = locks.try_share(&K).expect("free");
         assert!(!locks.take(&K, &tell), "it was taken from a reader");
         drop(reader);
         assert_eq!(begun.try_recv().expect("it begins after the reader"), K);
-        locks.finish(&K, &Moved::WasHome);
-        assert_eq!(told.try_recv(), Ok((K, Moved::WasHome)));
+        locks.finish(&K, &Moved::Earlier);
+        assert_eq!(told.try_recv(), Ok((K, Moved::Earlier)));
     }
 
     #[tokio::test]
@@ -378,8 +378,8 @@ mod tests {
         assert!(locks.try_share(&K).is_none());
         locks.shut_out(&K).await;
         assert!(begun.try_recv().is_err(), "it began twice");
-        locks.finish(&K, &Moved::Home);
-        assert_eq!(told.try_recv().expect("told"), Moved::Home);
+        locks.finish(&K, &Moved::Arrived);
+        assert_eq!(told.try_recv().expect("told"), Moved::Arrived);
         assert!(locks.parts.iter().all(|part| part.lock().is_empty()));
     }
 
@@ -402,7 +402,7 @@ mod tests {
         drop(locks.try_share(&K));
         let _told = locks.want(&K);
         assert!(locks.try_share(&K).is_none());
-        locks.finish(&begun.try_recv().expect("it begins"), &Moved::Home);
+        locks.finish(&begun.try_recv().expect("it begins"), &Moved::Arrived);
         assert!(locks.parts.iter().all(|part| part.lock().is_empty()));
     }
 }

@@ -12,7 +12,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{Documents, FileDocument};
 
-use crate::migrate::direction::TURNS_MAX;
+use crate::migrate::direction::REVERSALS_MAX;
 
 /// What the only document of the file is called.
 const DOCUMENT: &str = "state";
@@ -42,14 +42,14 @@ pub enum Phase {
 pub struct Stand {
     /// How far it is.
     pub phase: Phase,
-    /// How often the direction has been turned round.
-    pub turns: u32,
+    /// How often the direction has been reversed.
+    pub reversals: u32,
 }
 
 impl From<Phase> for Stand {
-    /// Where the direction was never turned round.
+    /// Where the direction was never reversed.
     fn from(phase: Phase) -> Stand {
-        Stand { phase, turns: 0 }
+        Stand { phase, reversals: 0 }
     }
 }
 
@@ -58,7 +58,7 @@ struct Content {
     format: u32,
     phase: Phase,
     #[serde(default)]
-    turns: u32,
+    reversals: u32,
     /// The background moves no keys until somebody says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     paused: bool,
@@ -108,7 +108,7 @@ impl StateFile {
         if content.format != FORMAT && content.format != FORMAT_WITHOUT_TURNS {
             return Err(self.fail("read", "it was written by another version of whimbrel"));
         }
-        if content.turns > TURNS_MAX {
+        if content.reversals > REVERSALS_MAX {
             return Err(self.fail("read", "it says that the direction was turned more often than can be"));
         }
         if (&content.source, &content.target) != (&self.source, &self.target) {
@@ -123,7 +123,7 @@ impl StateFile {
             return Err(Error::options(Side::Own, "go on", what)
                 .with_remedy(Remedy::ChooseStateDir("write both addresses as before")));
         }
-        let stand = Stand { phase: content.phase, turns: content.turns };
+        let stand = Stand { phase: content.phase, reversals: content.reversals };
         *self.last.lock() = Kept { stand, paused: content.paused };
         Ok(stand)
     }
@@ -166,7 +166,7 @@ impl StateFile {
         let content = Content {
             format: FORMAT,
             phase: now.stand.phase,
-            turns: now.stand.turns,
+            reversals: now.stand.reversals,
             paused: now.paused,
             source: self.source.clone(),
             target: self.target.clone(),
@@ -206,8 +206,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let state = file(folder.path(), "old:6379");
         assert_eq!(state.load().expect("nothing yet"), Phase::Forwarding.into());
-        for (phase, turns) in [(Phase::Moving, 0), (Phase::Done, 1), (Phase::Finished, TURNS_MAX)] {
-            let stand = Stand { phase, turns };
+        for (phase, reversals) in [(Phase::Moving, 0), (Phase::Done, 1), (Phase::Finished, REVERSALS_MAX)] {
+            let stand = Stand { phase, reversals };
             state.save(stand).expect("written");
             assert_eq!(state.load().expect("read"), stand);
         }
@@ -223,14 +223,14 @@ mod tests {
             (file.load().expect("read"), file.is_paused())
         };
         let state = file(folder.path(), "old:6379");
-        let moving = Stand { phase: Phase::Moving, turns: 1 };
+        let moving = Stand { phase: Phase::Moving, reversals: 1 };
         state.save(moving).expect("written");
         state.save_pause(true).expect("written");
         assert_eq!(found(), (moving, true));
         state.save(moving).expect("written");
         assert_eq!(found(), (moving, true), "nothing has changed");
-        state.save(Stand { turns: 2, ..moving }).expect("written");
-        assert_eq!(found(), (Stand { turns: 2, ..moving }, false));
+        state.save(Stand { reversals: 2, ..moving }).expect("written");
+        assert_eq!(found(), (Stand { reversals: 2, ..moving }, false));
         state.save_pause(true).expect("written");
         state.save_pause(false).expect("written");
         assert!(!found().1);
@@ -250,8 +250,8 @@ mod tests {
         assert!(error.contains("it is damaged"), "{error}");
         std::fs::write(&path, text.replace("\"format\":2", "\"format\":3")).expect("written");
         assert!(state.load().expect_err("another form").to_string().contains("another version"));
-        let often = format!("\"turns\":{}", TURNS_MAX + 1);
-        std::fs::write(&path, text.replace("\"turns\":0", &often)).expect("written");
+        let often = format!("\"reversals\":{}", REVERSALS_MAX + 1);
+        std::fs::write(&path, text.replace("\"reversals\":0", &often)).expect("written");
         assert!(state.load().expect_err("too often").to_string().contains("more often than can be"));
     }
 

@@ -74,7 +74,7 @@ pub(crate) struct Ticket {
 
 /// Clients that are held.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct RestingClients {
     /// Those that were disconnected, as they did not come to rest.
     pub(crate) ended: u64,
     /// From where the others are connected to the server.
@@ -133,7 +133,7 @@ impl Stages {
     /// **Invariant:** what a session has asked for is answered before it rests, and a session that begins
     /// meanwhile rests from its beginning. A session that was ended has left nothing that a client was
     /// answered for, or will be.
-    pub(crate) async fn hold(&self, within: Duration) -> Held {
+    pub(crate) async fn hold(&self, within: Duration) -> RestingClients {
         let held = {
             let mut stage = self.stage();
             stage.held_since = Some(Instant::now());
@@ -145,7 +145,7 @@ impl Stages {
             }
         };
         let ended = held.rest(within.min(REST)).await;
-        Held { ended, resting: held.present.resting.lock().clone() }
+        RestingClients { ended, resting: held.present.resting.lock().clone() }
     }
 
     /// Those that are held go on: with `migration`, or without one.

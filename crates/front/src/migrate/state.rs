@@ -22,7 +22,7 @@ use crate::command::plan::Tables;
 use crate::migrate::alarms::Alarms;
 use crate::migrate::arrived::Arrived;
 use crate::migrate::direction::Direction;
-use crate::migrate::locks::{Locks, Moved, Shared, Told};
+use crate::migrate::locks::{Locks, Moved, MovedSender, Shared};
 use crate::migrate::staging::OnTheirWay;
 use crate::pipe::memory::MemoryBudget;
 use crate::upstream::Upstream;
@@ -78,7 +78,7 @@ pub(crate) enum Ready {
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) keys: Vec<Bytes>,
-    pub(crate) told: Told,
+    pub(crate) told: MovedSender,
 }
 
 /// What the workers take.
@@ -117,8 +117,8 @@ pub(crate) struct Tally {
 #[derive(Debug)]
 pub(crate) struct MigrationState {
     pub(crate) servers: Servers,
-    /// How often the direction has been turned round. There is a migration for each turn.
-    pub(crate) turns: u32,
+    /// How often the direction has been reversed. There is a migration for each turn.
+    pub(crate) reversals: u32,
     /// Part of the names of staging keys. What a crash has left of them is none of the next turn's.
     pub(crate) job: String,
     pub(crate) locks: Arc<Locks>,
@@ -155,7 +155,7 @@ impl MigrationState {
     /// filter has been built from the target: after a crash, and after a turn.
     pub(crate) fn new(
         servers: Servers,
-        turns: u32,
+        reversals: u32,
         wait: Duration,
         rebuilding: bool,
     ) -> (Arc<MigrationState>, Moves) {
@@ -182,15 +182,15 @@ impl MigrationState {
             trouble: Mutex::new(None),
             alarms: Mutex::new(Alarms { other_database: servers.other_database, ..Alarms::default() }),
             servers,
-            turns,
-            job: format!("front{turns}"),
+            reversals,
+            job: format!("front{reversals}"),
         };
         (Arc::new(migration), Moves { wanted, background: batches })
     }
 
     /// Which way keys move.
     pub(crate) fn direction(&self) -> Direction {
-        Direction::after(self.turns)
+        Direction::after(self.reversals)
     }
 
     // ---- What is known of keys ----
@@ -292,11 +292,11 @@ impl MigrationState {
                 for (is_in_filter, told) in wanted {
                     let counter = if is_in_filter { &self.tally.filter_wrong } else { &self.tally.filter_no };
                     match told.await {
-                        Ok(Moved::Home) if self.is_rebuilding() => {}
-                        Ok(Moved::Home) => {
+                        Ok(Moved::Arrived) if self.is_rebuilding() => {}
+                        Ok(Moved::Arrived) => {
                             counter.fetch_add(1, Ordering::Relaxed);
                         }
-                        Ok(Moved::WasHome) => {}
+                        Ok(Moved::Earlier) => {}
                         Ok(Moved::Refused(why)) => {
                             let from = self.direction().from();
                             return Err(format!("the key stays at the {from}: {why}"));

@@ -19,7 +19,7 @@ enum Ends {
     /// By looking for that in what a server sends.
     Sought(Boundary),
     /// The caller that adds replies says so.
-    Told {
+    Reported {
         /// Of all that is here.
         frames: VecDeque<Passed>,
         /// What was looked at last is a part of a reply that goes on.
@@ -35,7 +35,7 @@ impl Replies {
 
     /// Replies whose ends are told.
     pub(crate) fn parsed() -> Replies {
-        Replies { bytes: BytesMut::new(), ends: Ends::Told { frames: VecDeque::new(), is_inside: false } }
+        Replies { bytes: BytesMut::new(), ends: Ends::Reported { frames: VecDeque::new(), is_inside: false } }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -50,7 +50,7 @@ impl Replies {
     pub(crate) fn is_between(&self) -> bool {
         match &self.ends {
             Ends::Sought(boundary) => boundary.is_between(),
-            Ends::Told { is_inside, .. } => !is_inside,
+            Ends::Reported { is_inside, .. } => !is_inside,
         }
     }
 
@@ -66,7 +66,7 @@ impl Replies {
     pub(crate) fn pass(&mut self, passed: usize) -> Result<Passed, Malformed> {
         match &mut self.ends {
             Ends::Sought(boundary) => boundary.pass(&self.bytes[passed..]),
-            Ends::Told { frames, is_inside } => {
+            Ends::Reported { frames, is_inside } => {
                 let Some(passed) = frames.pop_front() else { return Ok(Passed::Part(0)) };
                 *is_inside = matches!(passed, Passed::Part(_));
                 Ok(passed)
@@ -105,7 +105,7 @@ impl Replies {
 
     fn put(&mut self, added: &[u8], kind: Option<u8>) {
         self.bytes.extend_from_slice(added);
-        let Ends::Told { frames, .. } = &mut self.ends else { return };
+        let Ends::Reported { frames, .. } = &mut self.ends else { return };
         // A part that has not been looked at becomes one with what follows.
         let before = match frames.back() {
             Some(Passed::Part(bytes)) => *bytes,
@@ -122,7 +122,7 @@ impl Replies {
     pub(crate) fn release(&mut self) {
         if self.bytes.is_empty() {
             self.bytes = BytesMut::new();
-            if let Ends::Told { frames, .. } = &mut self.ends {
+            if let Ends::Reported { frames, .. } = &mut self.ends {
                 *frames = VecDeque::new();
             }
         }

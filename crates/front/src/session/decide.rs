@@ -71,7 +71,7 @@ impl Session {
         moving.at = Side::Target;
         self.link = Link::Connecting;
         let keeps_end = moving.transaction.is_watching();
-        self.actions.push_back(Action::Turn { side: Side::Target, parks: false, keeps_end });
+        self.actions.push_back(Action::SwitchSide { side: Side::Target, parks: false, keeps_end });
         true
     }
 
@@ -92,7 +92,7 @@ impl Session {
         }
         let mut held = self.due.iter().filter_map(|due| match due {
             Due::Special(special) => match &**special {
-                Special::Held(held) => Some(held),
+                Special::Moving(held) => Some(held),
                 _ => None,
             },
             Due::Reply => None,
@@ -162,7 +162,7 @@ impl Session {
                     step
                 }
             },
-            Settled::Say(reply) => {
+            Settled::Reply(reply) => {
                 self.push_reply(reply);
                 self.go_on(moving, extent, false)
             }
@@ -189,10 +189,10 @@ impl Session {
             if !extent.whole {
                 return self.await_more(moving);
             }
-            let may_be_of_another = !migration.is_done() || migration.turns > 0;
+            let may_be_of_another = !migration.is_done() || migration.reversals > 0;
             if (moving.transaction.is_open() || self.is_subscribed)
                 && may_be_of_another
-                && elements::is_unmarked(&words, migration.turns)
+                && elements::is_unmarked(&words, migration.reversals)
             {
                 let error = refusal(name, elements::NOT_BOUND);
                 return self.refuse(moving, extent, error);
@@ -213,7 +213,7 @@ impl Session {
         }
         // After a turn that is the target's alone: cursors of the source have no mark that tells of which
         // turn they are.
-        let is_iteration = migration.turns > 0 && elements::iterates(name);
+        let is_iteration = migration.reversals > 0 && elements::iterates(name);
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
         match plan {
             Plan::Read(at) | Plan::Write(at) if !extent.whole => match at.iter().map(bytes).collect() {
@@ -239,7 +239,7 @@ impl Session {
                 migration.tally.pulled.fetch_add(1, Ordering::Relaxed);
                 self.wait(Task::PullKeysOf(words))
             }
-            Plan::Named(what) => {
+            Plan::ByName(what) => {
                 let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
                 self.by_name(moving, extent, what, words)
             }
@@ -302,7 +302,7 @@ impl Session {
                 Err(why) => self.refuse(moving, extent, refusal(&name, why)),
             },
             // Once the direction has been turned, a cursor without a mark could be that of either server.
-            Rule::Scan if is_bound && moving.migration.is_done() && moving.migration.turns == 0 => {
+            Rule::Scan if is_bound && moving.migration.is_done() && moving.migration.reversals == 0 => {
                 self.pass(moving, extent, Due::Reply)
             }
             Rule::Scan | Rule::Both(_) | Rule::Flush if is_bound => {
@@ -356,12 +356,12 @@ impl Session {
         if moving.stall.is_none() {
             moving.stall = Some(self.now + STALLED);
         }
-        self.send(moving, extent, Due::Special(Box::new(Special::Held(held))))
+        self.send(moving, extent, Due::Special(Box::new(Special::Moving(held))))
     }
 
     fn scan_phase(&mut self, moving: &mut Moving, extent: Extent, words: Vec<Bytes>) -> Step {
-        let (turns, is_done) = (moving.migration.turns, moving.migration.is_done());
-        let Some((phase, cursor)) = words.get(1).and_then(|cursor| resume(cursor, turns, is_done)) else {
+        let (reversals, is_done) = (moving.migration.reversals, moving.migration.is_done());
+        let Some((phase, cursor)) = words.get(1).and_then(|cursor| resume(cursor, reversals, is_done)) else {
             return self.pass(moving, extent, Due::Reply);
         };
         if let Some(step) = self.be_at(moving, phase.side) {
@@ -409,11 +409,11 @@ impl Session {
         let is_bound = moving.transaction.is_open() || self.is_subscribed;
         if moving.at == Side::Target
             && extent.whole
-            && let Some(request) = self.iteration_at_target(moving.migration.turns, is_bound)
+            && let Some(request) = self.iteration_at_target(moving.migration.reversals, is_bound)
         {
             self.send_words(&request);
             // In a transaction the reply is another one.
-            let phase = ScanPhase { side: Side::Target, turns: moving.migration.turns };
+            let phase = ScanPhase { side: Side::Target, reversals: moving.migration.reversals };
             let scanned = || Due::Special(Box::new(Special::Iterated(BytesMut::new(), phase)));
             self.owe(if is_bound { due } else { scanned() });
             return self.go_on(moving, extent, false);
@@ -423,14 +423,14 @@ impl Session {
     }
 
     /// The first request in the inbox as the target has to get it, where it is such an iteration and whole.
-    fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
+    fn iteration_at_target(&self, reversals: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
         let args = self.requests.args();
         let name = args.first().and_then(|range| self.inbox.get(range.clone()))?;
         if !elements::iterates(name) {
             return None;
         }
         let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
-        elements::at_target(&words, turns, keeps_unmarked)
+        elements::at_target(&words, reversals, keeps_unmarked)
     }
 
     /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown
@@ -503,7 +503,7 @@ impl Session {
         self.link = Link::Connecting;
         // With a connection to the target its watches are gone, so that is the client's end as well.
         let keeps_end = side == Side::Target && moving.transaction.is_watching();
-        self.actions.push_back(Action::Turn { side, parks: true, keeps_end });
+        self.actions.push_back(Action::SwitchSide { side, parks: true, keeps_end });
         Some(Step::Moved)
     }
 }
@@ -514,7 +514,7 @@ fn after_all(words: &[&[u8]]) -> Plan {
     match find_by_words(words).migrating {
         // All that matters of it has been noted.
         Some(Rule::Noted(Note::Watch)) => Plan::Target,
-        Some(what @ (Rule::Scan | Rule::Subscribe | Rule::Select | Rule::Noted(_))) => Plan::Named(what),
+        Some(what @ (Rule::Scan | Rule::Subscribe | Rule::Select | Rule::Noted(_))) => Plan::ByName(what),
         _ => Plan::Target,
     }
 }

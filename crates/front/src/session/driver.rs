@@ -45,6 +45,8 @@ pub(crate) struct Driver<C> {
     idle_handle: Option<Handle>,
     waiting: Option<Waiting>,
     timer: Option<Pin<Box<Sleep>>>,
+    /// Answers were due when the front ended.
+    was_answered: bool,
     /// Where keys may move.
     call: Option<Call>,
 }
@@ -101,6 +103,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
             idle_handle: None,
             waiting: None,
             timer: None,
+            was_answered: false,
             call,
         };
         driver.connecting = Some(driver.connect(Side::Target));
@@ -124,6 +127,10 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         (self.idle_handle, self.waiting, self.call) = (None, None, None);
         // With TLS the end has to be told, or it looks like a cut.
         let _ = timeout(FAREWELL, self.client.shutdown()).await;
+        if self.was_answered && self.session.may_send() {
+            // A connection that is closed over what was not read is reset, and the last answers may be lost.
+            let _ = timeout(FAREWELL, tokio::io::copy(&mut self.client, &mut tokio::io::sink())).await;
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -135,7 +142,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
             match self.step(cx) {
                 Ok(true) => {}
                 Ok(false) if self.session.is_over() || self.session.is_stalled() => return Poll::Ready(()),
-                Ok(false) if self.context.ending.has_begun() && self.session.retire() => {}
+                Ok(false) if self.context.ending.has_begun() && self.session.retire() => {
+                    self.was_answered = self.session.is_owed();
+                }
                 Ok(false) if self.session.is_quiet() && self.is_called_on(cx) => {
                     // Clients may be held again already: nothing is taken before that is known.
                     if !self.go_over() || !self.is_heeding(cx) {
@@ -245,7 +254,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         while let Some(action) = self.session.actions.pop_front() {
             acted = true;
             match action {
-                Action::Turn { side, parks, keeps_end } => self.switch_side(cx, side, parks, keeps_end),
+                Action::SwitchSide { side, parks, keeps_end } => self.switch_side(cx, side, parks, keeps_end),
                 Action::ForgetParked => self.parked = None,
                 Action::Share => self.share(),
                 Action::Unshare => self.unshare(),
@@ -452,7 +461,7 @@ async fn carry_out(task: Task, migration: Arc<MigrationState>, identity: Identit
             Ok(keys) => settled(migration.pull(keys).await),
             Err(why) => Settled::Refuse(format!("-{}\r\n", one_line(&why)).into_bytes()),
         },
-        Task::AskBoth(query, words) => Settled::Say(ask_both(migration, identity, query, words).await),
-        Task::Flush(words) => flush(migration, identity, words).await.map_or(Settled::Send, Settled::Say),
+        Task::AskBoth(query, words) => Settled::Reply(ask_both(migration, identity, query, words).await),
+        Task::Flush(words) => flush(migration, identity, words).await.map_or(Settled::Send, Settled::Reply),
     }
 }

@@ -29,7 +29,7 @@ pub(super) enum Special {
     /// A reply to `RESET`.
     Reset,
     /// A reply of the source about keys that may not move before it has arrived.
-    Held(Box<[locks::Shared]>),
+    Moving(Box<[locks::Shared]>),
     /// A reply that the client does not get; it gets this instead.
     Replaced(BytesMut, Vec<u8>),
     /// A reply to `SCAN`, which is changed. Until that of the source has arrived, its read is under way.

@@ -29,9 +29,9 @@ enum Cursor {
 }
 
 impl Cursor {
-    fn of(word: &[u8], turns: u32) -> Option<Cursor> {
+    fn of(word: &[u8], reversals: u32) -> Option<Cursor> {
         let cursor: u64 = std::str::from_utf8(word).ok()?.parse().ok()?;
-        Some(match (cursor, resume(word, turns, false)?) {
+        Some(match (cursor, resume(word, reversals, false)?) {
             (0, _) => Cursor::Start,
             (_, (ScanPhase { side: Side::Target, .. }, cursor)) => Cursor::OfTarget(cursor),
             (cursor, _) => Cursor::Unmarked(cursor),
@@ -40,18 +40,18 @@ impl Cursor {
 }
 
 /// Whether a request goes on with a cursor that may be the source's.
-pub(super) fn is_unmarked(words: &[&[u8]], turns: u32) -> bool {
-    matches!(words, [name, _, cursor, ..] if iterates(name) && matches!(Cursor::of(cursor, turns),
+pub(super) fn is_unmarked(words: &[&[u8]], reversals: u32) -> bool {
+    matches!(words, [name, _, cursor, ..] if iterates(name) && matches!(Cursor::of(cursor, reversals),
         Some(Cursor::Unmarked(_))))
 }
 
 /// The words of a request as the target has to get it; `None` where that is as it is.
-pub(super) fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
+pub(super) fn at_target(words: &[&[u8]], reversals: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
     let [name, _, cursor, ..] = words else { return None };
     if !iterates(name) {
         return None;
     }
-    let cursor = match Cursor::of(cursor, turns)? {
+    let cursor = match Cursor::of(cursor, reversals)? {
         Cursor::OfTarget(cursor) => cursor,
         Cursor::Unmarked(cursor) if keeps_unmarked => cursor,
         Cursor::Start | Cursor::Unmarked(_) => 0,

@@ -44,7 +44,7 @@ mod replies;
 mod rest;
 mod route;
 mod sharing;
-mod state;
+pub(crate) mod state;
 #[cfg(test)]
 mod tests;
 mod transaction;

@@ -34,7 +34,7 @@ pub(super) enum Settled {
     /// Its keys are home.
     Send,
     /// It has been answered.
-    Say(Vec<u8>),
+    Reply(Vec<u8>),
     /// It cannot be carried out.
     Refuse(Vec<u8>),
 }

@@ -42,7 +42,18 @@ pub(super) const DUE_MAX: usize = 8 << 10;
 pub(super) const WHOLE_BYTES_MAX: usize = 32 << 10;
 
 /// How long nothing may move once the client will send no more, or is told to leave.
-pub(super) const FAREWELL: Duration = Duration::from_secs(1);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long a front that ends waits for a request that may be on its way to it, and how long it takes those
+/// of a client that sends them without a pause.
+pub(super) const ARRIVAL: Duration = Duration::from_millis(20);
+pub(crate) const ARRIVALS: Duration = Duration::from_secs(1);
+
+/// How long a front that ends waits for answers of the server.
+pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
+
+/// How long for those that are not counted.
+const UNCOUNTED_ANSWERS: Duration = Duration::from_millis(250);
 
 /// Room for notes that an idle session keeps.
 const DUE_KEPT_MAX: usize = 64;
@@ -90,7 +101,7 @@ pub(super) enum First {
 pub(super) enum Action {
     /// Connect to the other server, and keep the connection to this one if `parks`. With `keeps_end` a
     /// connection that was kept and has ended is good enough: its end is the client's.
-    Turn { side: Side, parks: bool, keeps_end: bool },
+    SwitchSide { side: Side, parks: bool, keeps_end: bool },
     /// Give up the connection that is kept: the other server has to learn what the client is by now.
     ForgetParked,
     /// Change over to a connection that clients share, and keep the client's own.
@@ -133,6 +144,8 @@ pub(super) struct Session {
     pub(super) is_subscribed: bool,
     /// It is to come to rest.
     pub(super) is_called: bool,
+    /// The front ends, and this session takes no more requests from then on.
+    retires_at: Option<Instant>,
     pub(super) now: Instant,
     pub(super) actions: VecDeque<Action>,
 }
@@ -183,6 +196,7 @@ impl Session {
             identity: Identity::default(),
             is_subscribed: false,
             is_called: false,
+            retires_at: None,
             now: Instant::now(),
             actions: VecDeque::new(),
         }
@@ -222,7 +236,9 @@ impl Session {
     /// The client has taken something in.
     pub(super) fn written(&mut self) {
         self.is_reading();
-        if let Life::Leaving { until, .. } = &mut self.life {
+        if self.retires_at.is_none()
+            && let Life::Leaving { until, .. } = &mut self.life
+        {
             // A client that still takes something in may take all of it.
             *until = self.now + FAREWELL;
         }
@@ -246,14 +262,26 @@ impl Session {
 
     pub(super) fn is_over(&self) -> bool {
         let Life::Leaving { until, .. } = self.life else { return false };
-        self.due.is_empty() && self.to_client.is_empty() || self.now >= until
+        // Replies to a client that has subscribed are not counted, so its answers may still come.
+        let is_counted = !(self.is_subscribed && self.retires_at.is_some());
+        is_counted && self.due.is_empty() && self.to_client.is_empty() || self.now >= until
+    }
+
+    /// Whether the client may get something yet.
+    pub(super) fn is_owed(&self) -> bool {
+        !self.due.is_empty() || !self.to_client.is_empty() || self.is_subscribed
     }
 
     /// When it wants to know the time.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let farewell = match self.life {
             Life::Leaving { until, .. } => Some(until),
-            Life::Open | Life::Closing => None,
+            // It is asked again then whether a request has arrived, and once more when none is waited for.
+            Life::Open | Life::Closing => self
+                .retires_at
+                .into_iter()
+                .flat_map(|at| [at, at + ARRIVALS])
+                .find(|moment| *moment > self.now),
         };
         let stall = match &self.mode {
             Mode::Moving(moving) => moving.stall,
@@ -358,10 +386,25 @@ impl Session {
         }
     }
 
-    /// Takes no more requests where none has arrived, in whole or in part: the front ends. True where it has
-    /// just come to that.
+    /// The front ends: takes no more requests once none has arrived for a moment, in whole or in part. What
+    /// has is answered. True where it has just come to that.
     pub(super) fn retire(&mut self) -> bool {
-        self.inbox.is_empty() && !self.is_inside() && self.leave()
+        // What is in the buffers of the system is seen by the next look at the socket, and not by this one.
+        let at = *self.retires_at.get_or_insert(self.now + ARRIVAL);
+        let is_between = self.inbox.is_empty() && !self.is_inside();
+        if self.now < at || !is_between && self.now < at + ARRIVALS || !self.leave() {
+            return false;
+        }
+        let answers = if self.is_subscribed { UNCOUNTED_ANSWERS } else { ANSWERS };
+        if let Life::Leaving { until, .. } = &mut self.life {
+            *until = self.now + answers;
+        }
+        true
+    }
+
+    /// Whether the client has not closed its connection, as far as is known, and may be sending still.
+    pub(super) fn may_send(&self) -> bool {
+        matches!(self.life, Life::Open | Life::Leaving { client_closed: false, .. })
     }
 
     /// Takes no more requests; true where it has just come to that.

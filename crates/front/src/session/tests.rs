@@ -15,7 +15,7 @@ use whimbrel_wire::value::Value;
 
 use super::link::{Kind, Link};
 use super::moving::{Moving, Settled};
-use super::state::{Action, FAREWELL, Life, Mode, Session, Task};
+use super::state::{ANSWERS, ARRIVAL, ARRIVALS, Action, FAREWELL, Life, Mode, Session, Task};
 use crate::command::keys::CommandTable;
 use crate::command::plan::Tables;
 use crate::migrate::direction::Side;
@@ -276,15 +276,53 @@ fn a_session_of_a_front_that_ends_answers_what_has_arrived() {
     let mut session = Session::new(forwarding(), None, false);
     let (mut server, mut got) = (Server::new(), Vec::new());
     session.connected(Kind::Own);
+    let begin = session.now;
+    assert!(!session.retire(), "a request may have arrived that was not read yet");
+    assert_eq!(session.deadline(), Some(begin + ARRIVAL));
     let request = requests(&["GET k"]);
     session.inbox.extend_from_slice(&request[..request.len() / 2]);
+    session.tick(begin + ARRIVAL);
     assert!(!session.take() && !session.retire(), "half of a request has arrived");
+    assert_eq!(session.deadline(), Some(begin + ARRIVAL + ARRIVALS));
     session.inbox.extend_from_slice(&request[request.len() / 2..]);
     assert!(session.take() && session.retire() && !session.retire());
-    assert!(!session.wants_bytes() && !session.is_over(), "its answer is due");
+    assert!(!session.wants_bytes() && !session.is_over() && session.is_owed(), "its answer is due");
+    session.tick(session.now + ANSWERS / 2);
     settle(&mut session, &mut server, &mut got, 4);
     assert_eq!(server.asked.len(), 1);
-    assert!(session.is_over() && !session.is_shut() && !got.is_empty());
+    assert!(session.is_over() && !session.is_shut() && session.may_send() && !got.is_empty());
+}
+
+#[test]
+fn no_client_keeps_a_front_that_ends() {
+    // One that sends half of a request, and one that waits for something to happen.
+    for half in [true, false] {
+        let mut session = Session::new(forwarding(), None, false);
+        session.connected(Kind::Own);
+        let request = requests(&["BLPOP k 0"]);
+        session.inbox.extend_from_slice(if half { &request[..9] } else { &request });
+        session.take();
+        assert!(!session.retire());
+        session.tick(session.now + ARRIVAL);
+        assert_eq!(session.retire(), !half);
+        session.tick(session.now + ARRIVALS);
+        assert_eq!(session.retire(), half);
+        assert_eq!(session.is_over(), half, "nothing is due to the first");
+        session.tick(session.now + ANSWERS);
+        assert!(session.is_over());
+    }
+}
+
+#[test]
+fn answers_to_a_client_that_has_subscribed_are_waited_for() {
+    let mut session = Session::new(forwarding(), None, false);
+    session.connected(Kind::Own);
+    session.is_subscribed = true;
+    assert!(!session.retire());
+    session.tick(session.now + ARRIVAL);
+    assert!(session.retire() && session.is_owed() && !session.is_over());
+    session.tick(session.now + ANSWERS);
+    assert!(session.is_over());
 }
 
 #[test]
@@ -364,7 +402,7 @@ fn migration() -> (Arc<MigrationState>, Moves) {
 /// What the session wants done.
 fn actions(session: &mut Session) -> Vec<String> {
     let told = |action| match action {
-        Action::Turn { side, parks, .. } => format!("turn to {side:?}, parks: {parks}"),
+        Action::SwitchSide { side, parks, .. } => format!("turn to {side:?}, parks: {parks}"),
         Action::ForgetParked => "forget".to_owned(),
         Action::Share => "share".to_owned(),
         Action::Unshare => "unshare".to_owned(),
@@ -432,7 +470,7 @@ fn keys_that_arrive_before_a_reader_holds_them_are_not_read_at_the_source() {
     assert!(migration.locks.take(&keys[1], &told), "nobody holds it");
     migration.note_arrival(&keys[1]);
     assert!(migration.lock_for_read(&keys).is_none(), "it is held while it moves");
-    migration.locks.finish(&keys[1], &Moved::Home);
+    migration.locks.finish(&keys[1], &Moved::Arrived);
     assert!(migration.lock_for_read(&keys).is_none(), "it has arrived");
     assert!(migration.lock_for_read(&keys[..1]).is_some(), "a reader that got nothing held the other key");
     assert!(migration.locks.take(&keys[0], &told), "a reader that is gone holds it");

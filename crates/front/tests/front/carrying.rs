@@ -105,10 +105,10 @@ async fn every_type_arrives_between_all_servers() {
                     items
                 };
                 let before = sorted(pair.at_source(&words).await);
-                assert_eq!(pair.carry(key).await, Carried::Home, "{from:?} to {to:?}: {line}");
+                assert_eq!(pair.carry(key).await, Carried::Arrived, "{from:?} to {to:?}: {line}");
                 assert_eq!(sorted(pair.at_target(&words).await), before, "{from:?} to {to:?}: {line}");
                 assert_eq!(pair.at_source(&["EXISTS", key]).await, Value::Int(0), "{line}");
-                assert_eq!(pair.carry(key).await, Carried::WasHome, "{line}");
+                assert_eq!(pair.carry(key).await, Carried::Earlier, "{line}");
             }
             assert_eq!(pair.at_target(&["PEXPIRETIME", "h"]).await, Value::Int(FAR_MS));
             let groups = pair.at_target(&["XINFO", "GROUPS", "x"]).await;
@@ -127,7 +127,7 @@ async fn after_a_crash_the_target_wins() {
     pair.die_half_way("k").await;
     // The first client is served with the state that both have, and from then on it is the target's.
     pair.at_target(&["APPEND", "k", " and new"]).await;
-    assert_eq!(pair.carry("k").await, Carried::Home);
+    assert_eq!(pair.carry("k").await, Carried::Arrived);
     assert_eq!(pair.at_target(&["GET", "k"]).await.as_str(), Some("old and new"));
     assert_eq!(pair.at_source(&["EXISTS", "k"]).await, Value::Int(0));
 }
@@ -139,9 +139,9 @@ async fn what_was_removed_after_a_crash_stays_away() {
     pair.at_source(&["SET", "k", "v"]).await;
     pair.die_half_way("k").await;
     // Every command moves its keys first then, `DEL` as well.
-    assert_eq!(pair.carry("k").await, Carried::Home);
+    assert_eq!(pair.carry("k").await, Carried::Arrived);
     assert_eq!(pair.at_target(&["DEL", "k"]).await, Value::Int(1));
-    assert_eq!(pair.carry("k").await, Carried::WasHome);
+    assert_eq!(pair.carry("k").await, Carried::Earlier);
     assert_eq!(pair.at_target(&["EXISTS", "k"]).await, Value::Int(0));
 }
 
@@ -151,12 +151,12 @@ async fn what_has_expired_does_not_come_back() {
     let mut pair = Pair::of(Engine::Redis70, Engine::Redis80).await;
     pair.at_source(&["SET", "gone", "v", "PX", "1"]).await;
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    assert_eq!(pair.carry("gone").await, Carried::WasHome);
+    assert_eq!(pair.carry("gone").await, Carried::Earlier);
     // Those that may expire on their way.
     for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
         pair.at_source(&["SET", key, "v", "PX", "30"]).await;
         let carried = pair.carry(key).await;
-        assert!(matches!(carried, Carried::Home | Carried::WasHome), "{carried:?}");
+        assert!(matches!(carried, Carried::Arrived | Carried::Earlier), "{carried:?}");
         tokio::time::sleep(std::time::Duration::from_millis(40)).await;
         assert_eq!(pair.at_target(&["EXISTS", key]).await, Value::Int(0));
         assert_eq!(pair.at_source(&["EXISTS", key]).await, Value::Int(0));
@@ -191,6 +191,6 @@ async fn a_full_target_loses_nothing() {
     assert_eq!(error.side, Side::Target);
     assert_eq!(pair.at_source(&["GET", "k"]).await.as_str(), Some("v"));
     pair.at_target(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    assert_eq!(pair.carry("k").await, Carried::Home);
+    assert_eq!(pair.carry("k").await, Carried::Arrived);
     assert!(pair.servers.0.is_running() && pair.servers.1.is_running());
 }

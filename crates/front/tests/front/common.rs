@@ -142,8 +142,13 @@ impl Between {
 
     /// After one that died in this phase, when the direction had been turned so often.
     #[track_caller]
-    pub fn turned(turns: u32, phase: Phase, source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
-        Between::from(source, target, Duration::from_secs(10), Stand { phase, turns }, |_| {})
+    pub fn turned(
+        reversals: u32,
+        phase: Phase,
+        source: &impl AsUpstream,
+        target: &impl AsUpstream,
+    ) -> Between {
+        Between::from(source, target, Duration::from_secs(10), Stand { phase, reversals }, |_| {})
     }
 
     /// With the promise that scripts declare their keys.

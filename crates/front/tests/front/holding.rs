@@ -2,7 +2,7 @@
 
 use redis::Value;
 use whimbrel_flow::sync::{FrontOrder, FrontSide, FrontStand, HoldOrder};
-use whimbrel_front::migrate::direction::TURNS_MAX;
+use whimbrel_front::migrate::direction::REVERSALS_MAX;
 use whimbrel_front::migrate::phase::{Phase, Stand};
 use whimbrel_lab::{Engine, Server};
 
@@ -178,15 +178,15 @@ fn the_front_goes_to_and_fro_and_starts_where_it_was() {
         let back = between.order(FrontOrder::Switch(held.hold)).expect("they are sent back");
         assert_eq!(back.at, FrontSide::Source);
         client.expect(b"$6\r\nsource\r\n");
-        assert_eq!(between.stand(), Stand { phase: Phase::Done, turns: 1 });
+        assert_eq!(between.stand(), Stand { phase: Phase::Done, reversals: 1 });
     }
-    for (turns, value) in [(0, "target"), (1, "source")] {
-        let between = Between::turned(turns, Phase::Done, &source, &target);
+    for (reversals, value) in [(0, "target"), (1, "source")] {
+        let between = Between::turned(reversals, Phase::Done, &source, &target);
         let mut client = between.client();
         client.ask(&["GET", "k"], "$6\r\n");
         client.expect(format!("{value}\r\n").as_bytes());
     }
-    let between = Between::turned(TURNS_MAX, Phase::Done, &source, &target);
+    let between = Between::turned(REVERSALS_MAX, Phase::Done, &source, &target);
     let refused = refusal(&between, FrontOrder::Hold(order(&source, &target, LONG_MS)));
     assert!(refused.contains("to and fro"), "{refused}");
 }

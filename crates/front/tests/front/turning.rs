@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis::Value;
 use serde_json::Value as Json;
-use whimbrel_front::migrate::direction::TURNS_MAX;
+use whimbrel_front::migrate::direction::REVERSALS_MAX;
 use whimbrel_front::migrate::phase::{Phase, Stand};
 use whimbrel_lab::{Engine, Server};
 
@@ -64,7 +64,7 @@ fn a_pause_is_kept_by_the_process_that_comes_next() {
     drop(client);
     between.resume();
     wait_until_done(&between);
-    between.reverse_paused().expect("it turns");
+    between.reverse_paused().expect("it is reversed");
     between.pause().expect("it is paused already");
     let between = between.run_again(&source, &target);
     let moving = status(&between)["moving"].clone();
@@ -93,14 +93,14 @@ fn half_way_keys_turn_round_and_clients_stay() {
     assert_eq!((count(&source), count(&target)), (99, 99));
     let mut direct = [source.connection(), target.connection()];
     let before = status(&between);
-    assert_eq!((&before["direction"], &before["turns"]), (&Json::from("to-target"), &Json::from(0)));
+    assert_eq!((&before["direction"], &before["reversals"]), (&Json::from("to-target"), &Json::from(0)));
 
-    between.reverse_paused().expect("it turns");
+    between.reverse_paused().expect("it is reversed");
     let now = status(&between);
-    assert_eq!((&now["direction"], &now["turns"]), (&Json::from("to-source"), &Json::from(1)));
+    assert_eq!((&now["direction"], &now["reversals"]), (&Json::from("to-source"), &Json::from(1)));
     assert_eq!(now["phase"], "moving");
     // That is on disk, for the next process.
-    assert_eq!(between.stand(), Stand { phase: Phase::Moving, turns: 1 });
+    assert_eq!(between.stand(), Stand { phase: Phase::Moving, reversals: 1 });
     // Those that are home now are not looked for where the others are.
     client.ask(&["MGET", "k120", "k199"], "*2\r\n$3\r\n120\r\n$3\r\n199\r\n");
     assert_eq!((watching.rest(), subscribed.rest()), (Vec::new(), Vec::new()));
@@ -124,13 +124,13 @@ fn half_way_keys_turn_round_and_clients_stay() {
 
     between.resume();
     wait_until_done(&between);
-    assert_eq!(between.stand(), Stand { phase: Phase::Done, turns: 1 });
+    assert_eq!(between.stand(), Stand { phase: Phase::Done, reversals: 1 });
     assert_eq!((count(&source), count(&target)), (198, 0));
     client.ask(&["SET", "new", "v"], "+OK\r\n");
     assert_eq!(source.call(&["GET", "new"]), Value::BulkString(b"v".to_vec()));
     client.ask(&["EVAL", "return redis.call('GET', 'k77')", "0"], "$2\r\n78\r\n");
     between.finish().expect("it is done");
-    assert_eq!(between.stand(), Stand { phase: Phase::Finished, turns: 1 });
+    assert_eq!(between.stand(), Stand { phase: Phase::Finished, reversals: 1 });
     assert!(refusal(&between).contains("no keys have moved"), "{}", refusal(&between));
 }
 
@@ -171,7 +171,7 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
             answered
         });
         for _ in 0..4 {
-            between.reverse().expect("it turns");
+            between.reverse().expect("it is reversed");
         }
         stop.store(true, Ordering::SeqCst);
         let sent = writer.join().expect("it was served");
@@ -192,13 +192,13 @@ fn a_transaction_comes_to_its_end_before_keys_turn_round() {
     between.start().expect("it begins");
     wait_until_done(&between);
     // Who is too slow on a machine that is too busy is disconnected: then once more.
-    let is_heard = |turns: u32| {
+    let is_heard = |reversals: u32| {
         let mut client = between.client();
         client.ask(&["WATCH", "k"], "+OK\r\n");
         client.ask(&["MULTI"], "+OK\r\n");
         std::thread::scope(|scope| {
-            let turning = scope.spawn(|| between.reverse().expect("it turns"));
-            wait_until("clients are to rest", || between.status().turns == turns);
+            let turning = scope.spawn(|| between.reverse().expect("it is reversed"));
+            wait_until("clients are to rest", || between.status().reversals == reversals);
             client.send(&[command(&["INCR", "k"]), command(&["EXEC"]), command(&["GET", "none"])].concat());
             let mut replies = b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n".to_vec();
             let read = client.0.read_exact(&mut replies);
@@ -238,15 +238,15 @@ fn an_iteration_misses_nothing_however_often_keys_turn_round() {
     }
     let (mut found, mut cursor) = (BTreeSet::new(), "0".to_owned());
     // Far into the second half, and then two turns, after which every key is where it was.
-    for turns in 1..=2 {
+    for reversals in 1..=2 {
         cursor = scan(&mut client, &cursor, &mut found);
         while cursor.parse::<u64>().expect("a number") & (1 << 52) == 0 || found.len() < 200 {
             cursor = scan(&mut client, &cursor, &mut found);
         }
         assert!(found.len() < 300, "nothing is left to be missed");
         found.clear();
-        between.reverse_paused().expect("it turns");
-        assert_eq!(status(&between)["turns"], turns);
+        between.reverse_paused().expect("it is reversed");
+        assert_eq!(status(&between)["reversals"], reversals);
         wait_until("the filter is there", || status(&between)["moving"]["rebuilding"] == false);
     }
     while cursor != "0" {
@@ -301,7 +301,7 @@ fn when_all_have_moved_what_clients_changed_since_goes_back() {
     client.ask(&["GET", "k1"], "$1\r\n1\r\n");
 
     // The few keys would be there before a function is asked for.
-    between.reverse_paused().expect("it turns");
+    between.reverse_paused().expect("it is reversed");
     assert_eq!(elsewhere.rest(), b"");
     returned.ask(&["GET", "k7"], "$1\r\n7\r\n");
     logged_in.ask(&["ACL", "WHOAMI"], "$3\r\nbob\r\n");
@@ -316,7 +316,7 @@ fn when_all_have_moved_what_clients_changed_since_goes_back() {
     client.send(&command(&["FCALL", "g", "0"]));
     assert!(client.line().contains("Function not found"));
     // And again to the target.
-    between.reverse().expect("it turns again");
+    between.reverse().expect("it is reversed again");
     wait_until_done(&between);
     assert_eq!((count(&source), count(&target)), (0, 50));
     client.ask(&["GET", "k1"], "$1\r\n2\r\n");
@@ -341,7 +341,7 @@ fn what_hinders_a_turn_at_the_last_moment_leaves_all_as_it_was() {
     assert!(error.contains("database 1 has keys"), "{error}");
     let now = status(&between);
     assert_eq!(
-        (&now["phase"], &now["turns"], &now["moving"]["paused"]),
+        (&now["phase"], &now["reversals"], &now["moving"]["paused"]),
         (&"moving".into(), &0.into(), &true.into())
     );
     let mut direct = source.connection();
@@ -358,7 +358,7 @@ fn what_hinders_a_turn_at_the_last_moment_leaves_all_as_it_was() {
     client.ask(&["FUNCTION", "LOAD", library], "$3\r\nlib\r\n");
     let error = refusal(&between);
     assert!(error.contains("FUNCTION"), "{error}");
-    assert_eq!((&status(&between)["phase"], &status(&between)["turns"]), (&"done".into(), &0.into()));
+    assert_eq!((&status(&between)["phase"], &status(&between)["reversals"]), (&"done".into(), &0.into()));
     let mut client = between.client();
     client.ask(&["FCALL", "f", "0"], "$2\r\nhi\r\n");
     client.ask(&["FUNCTION", "DELETE", "lib"], "+OK\r\n");
@@ -420,7 +420,7 @@ fn one_that_died_before_the_turn_was_written_can_turn() {
     between.pause().expect("keys move");
     let mut client = between.client();
     client.ask(&["INCR", "k990"], ":991\r\n");
-    between.reverse().expect("it turns, when the filter is there");
+    between.reverse().expect("it is reversed, when the filter is there");
     client.ask(&["INCR", "k990"], ":992\r\n");
     wait_until_done(&between);
     assert_eq!((count(&source), count(&target)), (1_500, 0));
@@ -444,7 +444,7 @@ fn what_the_older_server_cannot_hold_stays_and_is_told() {
     client.ask(&["SET", "text", "v", "PXAT", "4102444800123"], "+OK\r\n");
     client.ask(&["HSET", "fields", "f", "v"], ":1\r\n");
     client.ask(&["HPEXPIREAT", "fields", "4102444800123", "FIELDS", "1", "f"], "*1\r\n:1\r\n");
-    between.reverse().expect("it turns");
+    between.reverse().expect("it is reversed");
     wait_until("all that can has moved", || status(&between)["moving"]["staying"] == 1);
     assert_eq!((status(&between)["phase"].clone(), count(&source), count(&target)), ("moving".into(), 6, 1));
     client.ask(&["HGET", "fields", "f"], "$1\r\nv\r\n");
@@ -457,7 +457,7 @@ fn what_the_older_server_cannot_hold_stays_and_is_told() {
     client.ask(&["PEXPIRETIME", "text"], ":4102444800123\r\n");
     client.ask(&["XRANGE", "stream", "-", "+"], "*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nf\r\n$1\r\nv\r\n");
     // It is where it can be after one turn more.
-    between.reverse().expect("it turns again");
+    between.reverse().expect("it is reversed again");
     wait_until_done(&between);
     assert_eq!((count(&source), count(&target)), (0, 7));
     client.ask(&["HSET", "fields", "f", "w"], ":0\r\n");
@@ -485,10 +485,10 @@ fn it_does_not_turn_where_it_could_not_be_exact() {
     source.call(&["DEL", "k"]);
     wait_until_done(&between);
     drop(between);
-    let between = Between::turned(TURNS_MAX - 1, Phase::Done, &source, &target);
+    let between = Between::turned(REVERSALS_MAX - 1, Phase::Done, &source, &target);
     between.reverse().expect("the last turn");
     wait_until_done(&between);
     let error = refusal(&between);
-    assert!(error.contains(&format!("has been turned {TURNS_MAX} times")), "{error}");
+    assert!(error.contains(&format!("has been turned {REVERSALS_MAX} times")), "{error}");
     between.client().ask(&["GET", "k"], "$3\r\nnew\r\n");
 }

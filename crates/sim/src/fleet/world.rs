@@ -74,7 +74,9 @@ impl Mail {
             Mail::Up(message) => {
                 matches!(message.body, Report::Gap { .. } | Report::Differs { .. } | Report::Have { .. })
             }
-            Mail::Down(_, message) => matches!(message.body, Order::Ask { .. } | Order::Look { .. }),
+            Mail::Down(_, message) => {
+                matches!(message.body, Order::Ask { .. } | Order::CompareSegments { .. })
+            }
             Mail::Local(..) => false,
         }
     }
@@ -100,7 +102,7 @@ fn order_matters(member: &Member, order: &Order) -> bool {
         | Order::Gone { .. }
         | Order::Commit { .. }
         | Order::Ask { .. }
-        | Order::Look { .. } => true,
+        | Order::CompareSegments { .. } => true,
     }
 }
 

@@ -115,10 +115,10 @@ fn show(at: &FrontAt, question: &Request, answer: &Answer) -> Exit {
 fn way(status: &Value) -> (String, String, String) {
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     let (source, target) = (text("source"), text("target"));
-    let note = match status["turns"].as_u64() {
+    let note = match status["reversals"].as_u64() {
         None | Some(0) => String::new(),
-        Some(1) => " (turned round once)".to_owned(),
-        Some(turns) => format!(" (turned round {turns} times)"),
+        Some(1) => " (reversed once)".to_owned(),
+        Some(reversals) => format!(" (reversed {reversals} times)"),
     };
     match status["direction"].as_str() {
         Some("to-source") => (target, source, note),

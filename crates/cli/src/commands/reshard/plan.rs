@@ -33,7 +33,7 @@ pub async fn method(
     let external_only = moving.external_only();
     let chosen = |method, word: &str| Ok((method, format!("--method {word}")));
     let native_first = moving.native_stall.is_some();
-    let wish = match (moving.method, external_only) {
+    let rule = match (moving.method, external_only) {
         (MethodChoice::External | MethodChoice::Legacy, _) if native_first => {
             return Err(usage("--native-stall is about the servers' own migration")
                 .with_remedy("leave it out, or --method"));
@@ -55,7 +55,7 @@ pub async fn method(
         (MethodChoice::Native, _) => MethodRule::Native,
         (MethodChoice::Auto, only) => MethodRule::Best { external_only: only.is_some(), native_first },
     };
-    situation.method(deployment, moves, wish).await.map_err(|e| match e.kind {
+    situation.method(deployment, moves, rule).await.map_err(|e| match e.kind {
         ErrorKind::Unfit(_) if e.remedy.is_none() => e.with_remedy("leave out --method"),
         _ => e,
     })

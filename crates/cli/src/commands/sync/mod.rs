@@ -222,7 +222,7 @@ fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> 
     let what = "a cutover has sent its clients to another server: what they wrote there since would be \
         replaced by what is here";
     Err(Error::unfit(Side::Source, at, "sync from it once more", what).with_remedy(
-        "go on with the way back, if one was begun (--reverse-sync): the two sides turned round, with \
+        "go on with the way back, if one was begun (--reverse-sync): the two sides reversed, with \
          --resume. If clients are to come back to this source without what they wrote since: whimbrel \
          unfence. If they stay there and this is meant all the same: --again",
     ))
@@ -380,7 +380,7 @@ impl Direction {
             Direction::Forth => copy_command::AGAIN.to_owned(),
             Direction::Back => format!(
                 "whimbrel sync {} {} --resume, with the users, passwords and other options of the two sides \
-                 turned round as well,",
+                 reversed as well,",
                 source.endpoint.address, target.endpoint.address
             ),
         }

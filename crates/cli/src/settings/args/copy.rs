@@ -7,7 +7,7 @@ use whimbrel_core::schedule::Window;
 use whimbrel_core::units::parse_count;
 use whimbrel_flow::load::MaxLoad;
 
-use super::shared::{Beforehand, ExposeArgs, JobArgs, Limits, Resuming, Show, Sides, Which};
+use super::shared::{Beforehand, Endpoints, ExposeArgs, JobArgs, KeySelection, Limits, Resuming, Show};
 use whimbrel_control::values::parse_ms;
 
 /// `whimbrel copy`.
@@ -23,10 +23,10 @@ Examples:
 Exit codes: see whimbrel --help")]
 pub struct CopyArgs {
     #[command(flatten)]
-    pub sides: Sides,
+    pub sides: Endpoints,
 
     #[command(flatten)]
-    pub which: Which,
+    pub which: KeySelection,
 
     /// Stop after N keys
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Selection",
@@ -107,10 +107,10 @@ Examples:
 Exit codes: see whimbrel --help")]
 pub struct VerifyArgs {
     #[command(flatten)]
-    pub sides: Sides,
+    pub sides: Endpoints,
 
     #[command(flatten)]
-    pub which: Which,
+    pub which: KeySelection,
 
     /// How closely to compare
     #[arg(long, value_enum, default_value_t = Depth::Full, help_heading = "Comparison")]

@@ -384,7 +384,7 @@ pub enum JobsCommand {
     /// yet; what a copy or a sync has written stays
     Cancel {
         #[command(flatten)]
-        which: JobNamed,
+        which: JobSelection,
         #[command(flatten)]
         access: JobAccess,
     },
@@ -422,7 +422,7 @@ pub enum JobsCommand {
     /// Have a job that runs move its keys faster or slower, at once and until it ends
     Set {
         #[command(flatten)]
-        which: JobNamed,
+        which: JobSelection,
         /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, max-load=PERCENT: at most
         /// that, or none; between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a
         /// sync; lanes=N, or READ:WRITE; max-pause=TIME, of a move of slots or a cutover that was ordered
@@ -448,7 +448,7 @@ pub enum JobsCommand {
 
 /// A job, or all jobs of a command that makes several moves of slots.
 #[derive(Debug, Args)]
-pub struct JobNamed {
+pub struct JobSelection {
     /// Its name
     pub job: String,
 

@@ -30,7 +30,7 @@ pub struct Beforehand {
 
 /// Where the two sides are and how to reach them.
 #[derive(Debug, Args)]
-pub struct Sides {
+pub struct Endpoints {
     /// The source: HOST:PORT, or redis://, valkey://, unix://, rediss:// or valkeys:// (TLS) with user,
     /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME
     #[arg(value_name = "SOURCE")]
@@ -50,7 +50,7 @@ pub struct Sides {
 
 /// Which keys.
 #[derive(Debug, Args)]
-pub struct Which {
+pub struct KeySelection {
     #[command(flatten)]
     pub names: Names,
 

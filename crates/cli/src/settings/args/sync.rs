@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::cluster::ClusterArgs;
-use super::shared::{Beforehand, ExposeArgs, JobArgs, Limits, Names, Resuming, Show, Sides};
+use super::shared::{Beforehand, Endpoints, ExposeArgs, JobArgs, Limits, Names, Resuming, Show};
 use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 use whimbrel_core::schedule::{When, Window, parse_time};
 
@@ -38,7 +38,7 @@ Examples:
 Exit codes: see whimbrel --help")]
 pub struct SyncArgs {
     #[command(flatten)]
-    pub sides: Sides,
+    pub sides: Endpoints,
 
     #[command(flatten)]
     pub names: Names,

@@ -100,7 +100,7 @@ fn answer(stream: TcpStream, membership: &Membership) {
 
 /// What a member says of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Said {
+struct Reply {
     word: String,
     number: u64,
     /// By the clock of this machine.
@@ -148,19 +148,19 @@ impl Process {
         self.asks.write_all(format!("{partition}\n").as_bytes()).expect("it takes a question");
     }
 
-    fn answer(&mut self) -> Said {
+    fn answer(&mut self) -> Reply {
         let mut line = String::new();
         self.answers.read_line(&mut line).expect("it answers");
         let mut words = line.split_whitespace();
         let mut next = || words.next().unwrap_or_else(|| panic!("an answer: {line}"));
-        Said {
+        Reply {
             word: next().to_owned(),
             number: next().parse().expect("a number"),
             at_ms: next().parse().expect("a time"),
         }
     }
 
-    fn of(&mut self, partition: u32) -> Said {
+    fn of(&mut self, partition: u32) -> Reply {
         self.ask(partition);
         self.answer()
     }

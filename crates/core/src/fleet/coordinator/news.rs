@@ -87,7 +87,7 @@ impl Coordinator {
         let segments: Vec<u32> =
             pairs.filter(|(_, (theirs, ours))| theirs != ours).map(|(segment, _)| segment).collect();
         if !segments.is_empty() {
-            self.send(member, Order::Look { segments }, false, out);
+            self.send(member, Order::CompareSegments { segments }, false, out);
         }
     }
 

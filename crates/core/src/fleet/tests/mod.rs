@@ -108,7 +108,7 @@ proptest! {
             Order::Commit { change, news: Vec::new() },
             Order::News { news },
             Order::Ask { stamp: numbers[2] },
-            Order::Look { segments: vec![0, 4_095] },
+            Order::CompareSegments { segments: vec![0, 4_095] },
             Order::Rows { rows: rows.clone() },
         ] {
             let message = ToMember { term: numbers[2], body };

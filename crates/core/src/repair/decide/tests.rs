@@ -16,7 +16,7 @@ fn third(node: usize) -> SlotSet {
 }
 
 /// A node, with what it says.
-struct Said {
+struct Reported {
     id: NodeId,
     primary: Option<NodeId>,
     answers: bool,
@@ -32,7 +32,7 @@ struct Said {
     corrects_replicas: bool,
 }
 
-impl Said {
+impl Reported {
     fn role(&self) -> Role {
         if self.primary.is_some() { Role::Replica } else { Role::Primary }
     }
@@ -64,13 +64,13 @@ impl Said {
 
 /// Primaries 0 to 2, each with a third of the slots, and replicas 3 to 5 of them. They hold no keys.
 struct Scene {
-    nodes: Vec<Said>,
+    nodes: Vec<Reported>,
 }
 
 impl Scene {
     fn new() -> Scene {
         let owned: Vec<(NodeId, SlotSet)> = (0..3).map(|n| (id(n), third(n))).collect();
-        let said = |node: usize| Said {
+        let said = |node: usize| Reported {
             id: id(node),
             primary: (node >= 3).then(|| id(node - 3)),
             answers: true,
@@ -89,7 +89,7 @@ impl Scene {
     }
 
     fn plan(&self) -> Plan {
-        let nodes = self.nodes.iter().map(Said::node).collect();
+        let nodes = self.nodes.iter().map(Reported::node).collect();
         decide(&Cluster { nodes }, &SlotSet::full())
     }
 

@@ -11,8 +11,8 @@ async fn a_fence_does_not_hold_when_something_was_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_dropped_half_way_is_found_out_and_mended() {
-    super::what_was_dropped_half_way_is_found_out_and_mended(Engine::Valkey80).await;
+async fn what_was_dropped_half_way_is_found_out_and_repaired() {
+    super::what_was_dropped_half_way_is_found_out_and_repaired(Engine::Valkey80).await;
 }
 
 /// The first time that a node of Valkey 8.0 tells others of a raised epoch is up to chance, and takes

@@ -198,7 +198,7 @@ fn a_target_without_room() {
             (node.maxmemory_bytes, node.used_memory_bytes) = (Some(200), 100);
             "noeviction".clone_into(&mut node.maxmemory_policy);
         },
-        &Finding::Room { needed_bytes: 110, free_bytes: 100 },
+        &Finding::TargetTooSmall { needed_bytes: 110, free_bytes: 100 },
     );
     let keys = |facts: &mut Facts| {
         let counts = DbCounts { keys: 4, ..DbCounts::default() };

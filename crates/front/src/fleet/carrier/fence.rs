@@ -80,13 +80,13 @@ pub(super) enum MoveEnd {
 /// same attempt has sent, and lies in a connection that was given up, is refused as well: it could remove
 /// what the later call has written, or what clients have by then.
 #[derive(Debug, Clone)]
-pub(super) struct Hold {
+pub(super) struct SlotClaim {
     slot: Slot,
     token: Token,
     fence: Bytes,
 }
 
-/// Queues the claim of a slot's fence. Its reply is for [`Hold::of`].
+/// Queues the claim of a slot's fence. Its reply is for [`SlotClaim::of`].
 pub(super) fn push_claim(
     link: &mut Link,
     slot: Slot,
@@ -111,10 +111,10 @@ pub(super) fn push_claim(
     ]);
 }
 
-impl Hold {
+impl SlotClaim {
     /// What came of a claim.
-    pub(super) fn of(link: &Link, slot: Slot, token: Token, reply: Value) -> Result<Hold, Refusal> {
-        let hold = |fence| Hold { slot, token, fence };
+    pub(super) fn of(link: &Link, slot: Slot, token: Token, reply: Value) -> Result<SlotClaim, Refusal> {
+        let hold = |fence| SlotClaim { slot, token, fence };
         let reply = match ServerError::of(&reply) {
             None => reply,
             Some(e) => return Err(script_error(link, e, "take the fence of a slot").into()),

@@ -30,7 +30,7 @@ use whimbrel_flow::keys::KeyState;
 
 pub use self::attempt::{CARRY_KEYS_MAX, LOAD_KEYS_MAX, Refusal, Route, Token};
 pub use self::fence::is_fence;
-use self::fence::{Hold, MoveEnd};
+use self::fence::{MoveEnd, SlotClaim};
 pub use self::measure::{LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, Load, measure};
 use self::names::{FIRST_NAMES, Seen, claim, names, read_left};
 use self::payloads::{GROUP_BYTES, GROUP_KEYS, Item, Life, Reader};
@@ -159,7 +159,7 @@ fn groups<T>(mut all: &[T], bytes_of: impl Fn(&T) -> usize) -> Vec<&[T]> {
 
 /// The keys on their way.
 struct Copying<'a> {
-    hold: &'a Hold,
+    hold: &'a SlotClaim,
     route: &'a Route<'a>,
     /// All keys that were read.
     lives: HashMap<Bytes, Life>,
@@ -216,7 +216,7 @@ impl Copying<'_> {
 async fn verify(
     from: &mut Link,
     to: &mut Link,
-    holds: (&Hold, &Hold),
+    holds: (&SlotClaim, &SlotClaim),
     lives: &HashMap<Bytes, Life>,
 ) -> Result<(), Refusal> {
     // The fence, and one that would be too many.

@@ -9,7 +9,7 @@ use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::attempt::{Refusal, Token};
-use super::fence::{Hold, MoveEnd, absent_key, fence_key, is_fence, push_claim, script_error};
+use super::fence::{MoveEnd, SlotClaim, absent_key, fence_key, is_fence, push_claim, script_error};
 
 /// Names that are asked for before it is known how many there are. Most slots have fewer.
 pub(super) const FIRST_NAMES: u64 = 1_000;
@@ -21,7 +21,7 @@ const NAMES_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug)]
 pub(super) struct Seen {
     /// The fence.
-    pub hold: Hold,
+    pub hold: SlotClaim,
     /// How many keys there are, the fence not among them.
     pub count: u64,
     /// The first of them, or all.
@@ -43,7 +43,7 @@ pub(super) async fn claim(
     let replies = link.replies_within(4, NAMES_BYTES_MAX).await?;
     let [claimed, count, names, owned] =
         <[Value; 4]>::try_from(replies).map_err(|_| link.unexpected("look at a slot", &Value::Null))?;
-    let hold = Hold::of(link, slot, token, claimed)?;
+    let hold = SlotClaim::of(link, slot, token, claimed)?;
     let count = checked(link, count, "CLUSTER COUNTKEYSINSLOT")?;
     let count = slot_keys::count_in(link, count)?;
     let names = read_names(link, names, owned)?;
@@ -57,13 +57,13 @@ pub(super) async fn count(link: &mut Link, slot: Slot) -> Result<u64> {
     link.push(&[b"EXISTS", &fence_key(slot)]);
     link.push(&[b"EXISTS", &absent_key(slot)]);
     link.flush().await?;
-    let mut numbers = Vec::new();
-    for reply in link.replies(3).await? {
-        let reply = checked(link, reply, "CLUSTER COUNTKEYSINSLOT")?;
-        let number = reply.as_int().ok_or_else(|| link.unexpected("CLUSTER COUNTKEYSINSLOT", &reply))?;
-        numbers.push(number.unsigned_abs());
-    }
-    Ok(numbers[0].saturating_sub(numbers[1]))
+    let [count, fence, absent] = <[Value; 3]>::try_from(link.replies(3).await?)
+        .map_err(|_| link.unexpected("count the keys of a slot", &Value::Null))?;
+    let count = checked(link, count, "CLUSTER COUNTKEYSINSLOT")?;
+    let fence = checked(link, fence, "EXISTS")?.as_int() == Some(1);
+    // Of a key that is not there: an answer at all says that the node serves the slot.
+    checked(link, absent, "EXISTS")?;
+    Ok(slot_keys::count_in(link, count)?.saturating_sub(u64::from(fence)))
 }
 
 /// The names of this many keys of a slot, the fence counted but left out.
@@ -82,7 +82,7 @@ pub(super) struct Left {
 }
 
 /// The names of this many keys, and the time after that; the fence has to be still this one.
-pub(super) async fn read_left(link: &mut Link, hold: &Hold, most: u64) -> Result<Left, Refusal> {
+pub(super) async fn read_left(link: &mut Link, hold: &SlotClaim, most: u64) -> Result<Left, Refusal> {
     push_names(link, hold.slot(), most);
     link.push(&[b"TIME"]);
     link.push(&[b"GET", &fence_key(hold.slot())]);

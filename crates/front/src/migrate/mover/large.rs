@@ -54,13 +54,13 @@ impl Worker {
         // Nobody counts keys from when it is removed there until it is no more on its way.
         let _gate = migration.gate.read().await;
         let moved = match copied {
-            Ok(Some(Outcome::Gone)) => Moved::WasHome,
+            Ok(Some(Outcome::Gone)) => Moved::Earlier,
             // As a payload it may be taken, like the types of modules.
             Ok(Some(Outcome::Unholdable(_))) => self.bring_home(key).await,
             Ok(None) => self.taken(key),
             Ok(Some(_)) => {
                 self.remove(key).await;
-                Moved::Home
+                Moved::Arrived
             }
             Err(refused) => refused,
         };

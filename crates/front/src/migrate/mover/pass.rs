@@ -8,10 +8,11 @@ use tokio::sync::mpsc;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
+use whimbrel_flow::scan::page;
 use whimbrel_wire::value::Value;
 
 use super::worker::{BACKGROUND_WORKERS, BATCH_KEYS};
-use crate::migrate::locks::{Moved, Told};
+use crate::migrate::locks::{Moved, MovedSender};
 use crate::migrate::staging::is_hidden;
 use crate::migrate::state::{Batch, MigrationState};
 
@@ -23,7 +24,7 @@ const FOUND_KEYS: usize = 2 * BACKGROUND_WORKERS * BATCH_KEYS;
 const KEYS_TOGETHER: usize = 128;
 
 /// How much a server looks at in one `SCAN`.
-const SCAN_COUNT: &[u8] = b"500";
+pub(super) const SCAN_COUNT: u32 = 500;
 
 /// One iteration over the source.
 pub(super) struct Pass {
@@ -33,7 +34,7 @@ pub(super) struct Pass {
     found: Vec<Bytes>,
     /// How many have been handed over, and not been told of.
     under_way: usize,
-    tell: Told,
+    tell: MovedSender,
     told: mpsc::UnboundedReceiver<(Bytes, Moved)>,
     /// Keys that cannot be moved.
     pub(super) staying: u64,
@@ -127,7 +128,7 @@ impl Pass {
     fn ended(&mut self, (key, moved): (Bytes, Moved)) {
         self.under_way -= 1;
         match moved {
-            Moved::Home | Moved::WasHome => self.home.push(key),
+            Moved::Arrived | Moved::Earlier => self.home.push(key),
             Moved::Refused(_) => {
                 self.staying += 1;
                 self.stuck.insert(key);
@@ -162,7 +163,7 @@ impl Pass {
             let mut cursor = Bytes::from_static(b"0");
             loop {
                 self.check_expiries(&mut node).await?;
-                let (next, keys) = scan(&mut node, &cursor).await?;
+                let (next, keys) = page(&mut node, &cursor, SCAN_COUNT).await?;
                 self.take(keys).await?;
                 self.stuck.clear();
                 if &next[..] == b"0" {
@@ -197,14 +198,4 @@ pub(super) async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes], is_o
 
 pub(super) fn number(link: &Link, command: &str, reply: &Value) -> Result<u64> {
     reply.as_int().and_then(|n| u64::try_from(n).ok()).ok_or_else(|| link.unexpected(command, reply))
-}
-
-pub(super) async fn scan(link: &mut Link, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>)> {
-    let reply = link.call(&[b"SCAN", cursor, b"COUNT", SCAN_COUNT]).await?;
-    let unexpected = link.unexpected("SCAN", &reply);
-    let mut items = reply.into_items().unwrap_or_default().into_iter();
-    match (items.next().and_then(Value::into_bytes), items.next().and_then(Value::into_items)) {
-        (Some(next), Some(keys)) => Ok((next, keys.into_iter().filter_map(Value::into_bytes).collect())),
-        _ => Err(unexpected),
-    }
 }

@@ -8,8 +8,9 @@ use bytes::Bytes;
 use tokio::time::sleep;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::probe::Info;
+use whimbrel_flow::scan::page;
 
-use super::pass::{Pass, number, scan, sum_of};
+use super::pass::{Pass, SCAN_COUNT, number, sum_of};
 use crate::migrate::staging::is_hidden;
 use crate::migrate::state::MigrationState;
 use crate::upstream::{Upstream, were_at_rest};
@@ -38,7 +39,7 @@ async fn try_rebuild(migration: &MigrationState) -> Result<()> {
     for mut node in target.each().await? {
         let mut cursor = Bytes::from_static(b"0");
         loop {
-            let (next, keys) = scan(&mut node, &cursor).await?;
+            let (next, keys) = page(&mut node, &cursor, SCAN_COUNT).await?;
             let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
             // Begun by the one that died. Where it has just been begun again, that is noticed, and it begins
             // once more.

@@ -20,7 +20,7 @@ use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
 use crate::migrate::carry::{Attempt, Carried, GroupPlan, LARGE_BYTES, Route, carry, carry_all, is_large};
-use crate::migrate::locks::{Moved, Told};
+use crate::migrate::locks::{Moved, MovedSender};
 use crate::migrate::state::{Batch, MigrationState, RETRY_PAUSE};
 use crate::upstream::KillHandle;
 
@@ -121,11 +121,11 @@ impl Worker {
 
     /// Whether a key has moved since the background found it, which is told so. Were the source to have it
     /// again, it would be no key to be moved: its owner may have deleted it at the target.
-    fn has_moved_since(&self, key: &Bytes, told: &Told) -> bool {
+    fn has_moved_since(&self, key: &Bytes, told: &MovedSender) -> bool {
         let is_known = self.migration.is_known(key);
         if is_known {
             // The pass looks whether the source has it. It may have ended.
-            let _ = told.send((key.clone(), Moved::WasHome));
+            let _ = told.send((key.clone(), Moved::Earlier));
         }
         is_known
     }
@@ -202,7 +202,7 @@ impl Worker {
         let (mut strings, mut others) = (Vec::with_capacity(keys.len()), Vec::new());
         for (key, size) in keys.iter().zip(sizes) {
             match size {
-                _ if home.contains(key) => self.end(key, &Moved::WasHome),
+                _ if home.contains(key) => self.end(key, &Moved::Earlier),
                 Size::Refused(_) => left.alone.push(key.clone()),
                 Size::String(bytes) | Size::Other(bytes) if bytes > LARGE_BYTES => {
                     left.large.push(key.clone());
@@ -226,19 +226,19 @@ impl Worker {
         let migration = self.migration.clone();
         let servers = &migration.servers;
         let are_one = (!servers.source.is_cluster(), !servers.target.is_cluster());
-        let manner = GroupPlan { fetch, expiries: migration.may_expire(), are_one };
+        let plan = GroupPlan { fetch, expiries: migration.may_expire(), are_one };
         let (source, target) = self.links().await?;
-        let attempts = carry_all(source, target, group.to_vec(), &route(&migration, false), manner).await?;
+        let attempts = carry_all(source, target, group.to_vec(), &route(&migration, false), plan).await?;
         let mut arrived = 0;
         for (key, attempt) in attempts {
             match attempt {
                 Attempt::Ended(carried) => {
-                    arrived += u64::from(carried == Carried::Home);
+                    arrived += u64::from(carried == Carried::Arrived);
                     let moved = self.outcome(&key, carried);
                     self.end(&key, &moved);
                 }
                 Attempt::InChunks | Attempt::Refused(_) => left.alone.push(key),
-                Attempt::Half(_) => left.again.push(key),
+                Attempt::CopiedOnly(_) => left.again.push(key),
             }
         }
         if arrived > 0 {
@@ -250,7 +250,7 @@ impl Worker {
 
     /// Ends the move of a key.
     pub(super) fn end(&self, key: &Bytes, moved: &Moved) {
-        if matches!(moved, Moved::Home | Moved::WasHome) {
+        if matches!(moved, Moved::Arrived | Moved::Earlier) {
             // Before the lock is let go, or a reader could take the key for one of the source.
             self.migration.note_home(key);
             self.migration.alarms().not_taken(key);
@@ -282,8 +282,8 @@ impl Worker {
         match carried {
             Carried::Stays(why) => Moved::Refused(why.into()),
             Carried::Taken => self.taken(key),
-            Carried::WasHome => Moved::WasHome,
-            Carried::Home => Moved::Home,
+            Carried::Earlier => Moved::Earlier,
+            Carried::Arrived => Moved::Arrived,
         }
     }
 
@@ -322,7 +322,7 @@ impl Worker {
         if !is_tried_again && is_in_filter {
             let (_, target) = self.links().await?;
             if target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
-                return Ok(Alone::Moved(Moved::WasHome));
+                return Ok(Alone::Moved(Moved::Earlier));
             }
         }
         if !of_any_size && is_large(self.source().await?, key, &route).await? {
@@ -330,7 +330,7 @@ impl Worker {
         }
         let (source, target) = self.links().await?;
         let carried = carry(source, target, key, &route).await?;
-        if carried == Carried::Home {
+        if carried == Carried::Arrived {
             migration.set_trouble(None);
             migration.tally.moved.fetch_add(1, Ordering::Relaxed);
         }

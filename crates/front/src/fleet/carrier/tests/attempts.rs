@@ -23,7 +23,7 @@ async fn item(side: &mut Backend, name: &str) -> KeyState {
 }
 
 /// What an attempt that stands still still has in its hands does nothing once a later one has begun.
-async fn assert_powerless(side: &mut Backend, hold: &Hold, by: Token) {
+async fn assert_powerless(side: &mut Backend, hold: &SlotClaim, by: Token) {
     let before = side.all().await;
     let name = before[0].0.clone();
     let mut other = item(side, std::str::from_utf8(&name).expect("text")).await;

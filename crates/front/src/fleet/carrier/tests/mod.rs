@@ -16,7 +16,7 @@ use whimbrel_lab::{Cluster, Engine};
 use whimbrel_wire::payload::Dialect;
 use whimbrel_wire::value::Value;
 
-use super::fence::{Hold, MoveEnd, fence_key};
+use super::fence::{MoveEnd, SlotClaim, fence_key};
 use super::names::{claim, names};
 use super::{Carried, Refusal, Route, Seen, Token, carry_slot, clear_slot};
 

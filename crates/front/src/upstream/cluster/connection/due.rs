@@ -56,15 +56,15 @@ pub(super) enum What {
     /// The reply of this node to `SCAN`.
     Scanned(u16),
     /// Tells that what the client has said about channels is through.
-    Fence,
+    Marker,
     /// That of `EXEC`, after those of what was held back until then.
-    Held(Held),
+    Transaction(Transaction),
     /// To `WATCH`, where what is watched may turn out to be elsewhere.
     Watched,
 }
 
 /// A transaction that is sent as one, so that it can be sent again as one.
-pub(super) struct Held {
+pub(super) struct Transaction {
     /// Replies before that of `EXEC`.
     pub(super) count: usize,
     /// Those that have not come.
@@ -78,7 +78,7 @@ impl What {
     pub(super) fn is_collected(&self) -> bool {
         match self {
             What::Reply | What::Own(_) | What::Noted(..) | What::Reset | What::Watched => false,
-            What::Held(held) => held.left > 0,
+            What::Transaction(held) => held.left > 0,
             _ => true,
         }
     }

@@ -10,7 +10,7 @@ use std::task::Context;
 use bytes::{Bytes, BytesMut};
 use whimbrel_core::slot::Slot;
 
-use super::due::{At, Due, Held, What};
+use super::due::{At, Due, Transaction, What};
 use super::request::{Admitted, CROSS_SLOT, EXEC_ABORT, First, Multi, QUEUED_BYTES_MAX, Step};
 use super::state::Conn;
 use crate::command::rule::ClusterRule;
@@ -121,7 +121,13 @@ impl<A: Admission> Conn<A> {
         let (request, count) = (request.freeze(), queued.len() + 1);
         self.advance(first.whole, None);
         let slot = self.bound_slot.take();
-        self.send(cx, node, &request, What::Held(Held { count, left: count, refused: None }), slot)?;
+        self.send(
+            cx,
+            node,
+            &request,
+            What::Transaction(Transaction { count, left: count, refused: None }),
+            slot,
+        )?;
         // Where something is watched it belongs to that node.
         if self.watching.take().is_none()
             && let Some(due) = self.due.back_mut()

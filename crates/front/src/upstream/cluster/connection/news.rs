@@ -9,7 +9,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::nodes::{Cluster, Role};
 
-pub(super) type Told = Pin<Box<dyn Future<Output = watch::Receiver<u64>> + Send>>;
+pub(super) type NextNews = Pin<Box<dyn Future<Output = watch::Receiver<u64>> + Send>>;
 
 /// What a connection has to hear of while nothing else happens on it.
 pub(super) enum FleetNews {
@@ -17,7 +17,7 @@ pub(super) enum FleetNews {
     /// The end of the lease.
     Lapse(Pin<Box<WaitForCancellationFutureOwned>>),
     /// Members that have come or gone.
-    Members(Told),
+    Members(NextNews),
 }
 
 impl FleetNews {
@@ -32,13 +32,13 @@ impl FleetNews {
 
 /// Tells when something may have to be let go.
 pub(super) struct SealNotice {
-    pub(super) told: Told,
+    pub(super) told: NextNews,
     /// Until it is said again: the request may have arrived at the server after that.
     pub(super) again: Option<Pin<Box<Sleep>>>,
 }
 
 /// The next time that a number changes.
-pub(super) fn next(mut news: watch::Receiver<u64>) -> Told {
+pub(super) fn next(mut news: watch::Receiver<u64>) -> NextNews {
     Box::pin(async move {
         if news.changed().await.is_err() {
             std::future::pending::<()>().await;

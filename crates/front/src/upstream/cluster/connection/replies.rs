@@ -176,7 +176,7 @@ impl<A: Admission> Conn<A> {
 
     /// The whole reply of the first has come.
     pub(super) fn arrived(&mut self, is_agreed: bool) {
-        if let Some(What::Held(held)) = self.due.front_mut().map(|due| &mut due.what)
+        if let Some(What::Transaction(held)) = self.due.front_mut().map(|due| &mut due.what)
             && held.left > 0
         {
             held.left -= 1;
@@ -191,7 +191,12 @@ impl<A: Admission> Conn<A> {
         }
         let reply = std::mem::take(&mut self.collected);
         match due.what {
-            What::Reply | What::Own(_) | What::Swallowed | What::Fence | What::Held(_) | What::Watched => {}
+            What::Reply
+            | What::Own(_)
+            | What::Swallowed
+            | What::Marker
+            | What::Transaction(_)
+            | What::Watched => {}
             What::Replaced(own) => self.to_client.add_whole(&own),
             What::Noted(what, request) if is_agreed => {
                 self.identity.note(what, request.as_ref().into());
@@ -239,13 +244,13 @@ impl<A: Admission> Conn<A> {
     /// A node has answered with an error: `line`, as it came.
     pub(super) fn refused(&mut self, line: Bytes) {
         match self.due.front_mut().map(|due| &mut due.what) {
-            Some(What::Held(held)) if held.left > 0 => {
+            Some(What::Transaction(held)) if held.left > 0 => {
                 if held.refused.is_none() && is_about_slots(&line) {
                     held.refused = Some(line);
                 }
                 self.arrived(false);
             }
-            Some(What::Held(held)) => {
+            Some(What::Transaction(held)) => {
                 let why = if is_about_slots(&line) { Some(line.clone()) } else { held.refused.take() };
                 match why {
                     // What was watched there is not known elsewhere: as if it had been changed.
@@ -307,15 +312,15 @@ impl<A: Admission> Conn<A> {
 
     /// An error is the reply.
     pub(super) fn pass_error(&mut self, line: &[u8]) {
-        if let Some(What::Held(held)) = self.due.front_mut().map(|due| &mut due.what) {
+        if let Some(What::Transaction(held)) = self.due.front_mut().map(|due| &mut due.what) {
             held.left = 0;
         }
         match self.due.front().map(|head| &head.what) {
             // The reply to the question itself is still to come, unless it is that which was refused.
-            Some(What::Fence) if !line.windows(6).any(|word| word == b"'ping'") => {
+            Some(What::Marker) if !line.windows(6).any(|word| word == b"'ping'") => {
                 return self.to_client.add_whole(line);
             }
-            Some(What::Swallowed | What::Replaced(_) | What::Fence) => {}
+            Some(What::Swallowed | What::Replaced(_) | What::Marker) => {}
             Some(What::Part | What::Scanned(_)) => self.collected.extend_from_slice(line),
             _ => self.to_client.add_whole(line),
         }
@@ -381,7 +386,7 @@ impl<A: Admission> Conn<A> {
         });
         let Some(head) = self.due.front_mut() else { return };
         let Some(request) = head.request.clone() else { return };
-        if let What::Held(held) = &mut head.what {
+        if let What::Transaction(held) = &mut head.what {
             (held.left, held.refused) = (held.count, None);
         }
         let before = std::mem::replace(&mut head.at, At::Detour);

@@ -50,7 +50,7 @@ impl Listening {
 /// A node is asked, or has told, which words of the first request are keys.
 pub(super) enum Asking {
     Under(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>),
-    Told(Result<Vec<Bytes>, String>),
+    Answered(Result<Vec<Bytes>, String>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

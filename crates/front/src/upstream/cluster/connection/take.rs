@@ -61,7 +61,7 @@ impl<A: Admission> Conn<A> {
         }
         if let Some(Asking::Under(asking)) = &mut self.asking {
             let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Ok(Step::Waits) };
-            self.asking = Some(Asking::Told(told));
+            self.asking = Some(Asking::Answered(told));
         }
         let Some(Head { len, whole, .. }) = self.inbox.first() else { return Ok(Step::Waits) };
         if !whole && self.passing.is_none() && self.inbox.has_room() {
@@ -85,8 +85,8 @@ impl<A: Admission> Conn<A> {
         let is_unbound = self.is_unbound();
         let words: Vec<&[u8]> = self.inbox.first_words().collect();
         let destination = match &self.asking {
-            Some(Asking::Told(Ok(keys))) => of_keys(keys),
-            Some(Asking::Told(Err(why))) => {
+            Some(Asking::Answered(Ok(keys))) => of_keys(keys),
+            Some(Asking::Answered(Err(why))) => {
                 let error = format!("-{}\r\n", crate::pipe::frame::one_line(why)).into_bytes();
                 return self.refuse(cx, len, whole, error);
             }
@@ -327,7 +327,7 @@ impl<A: Admission> Conn<A> {
         // What it answers is told apart from replies by its kind, but for errors: the reply to this tells
         // that none will come any more.
         let fence = Bytes::from(as_array(&[b"PING".to_vec()]));
-        self.send(cx, node, &fence, What::Fence, None)?;
+        self.send(cx, node, &fence, What::Marker, None)?;
         self.settling = true;
         Ok(Step::Taken)
     }

@@ -14,18 +14,18 @@ use whimbrel_terminal::table::{Table, number, text as column};
 use crate::fleet;
 
 /// How a process stands: a sync, the jobs of a daemon, or a fleet. `last` is how it stood a second before.
-pub(crate) fn page(card: &Value, last: Option<&Value>, screen: Screen) -> String {
-    let fleet = serde_json::from_value::<FleetStatus>(card["fleet"].clone()).ok();
+pub(crate) fn page(snapshot: &Value, last: Option<&Value>, screen: Screen) -> String {
+    let fleet = serde_json::from_value::<FleetStatus>(snapshot["fleet"].clone()).ok();
     let fleet = fleet.map(|fleet| fleet::page(&fleet, screen));
-    match (fleet, card["jobs"].as_array()) {
+    match (fleet, snapshot["jobs"].as_array()) {
         // A coordinator alone lists no jobs.
         (Some(fleet), None) => fleet,
         (Some(fleet), Some(jobs)) if jobs.is_empty() => fleet,
         (Some(fleet), Some(jobs)) => format!("{fleet}\n{}", page_of_jobs(jobs, screen)),
         (None, Some(jobs)) => page_of_jobs(jobs, screen),
-        (None, None) => match card["clients"].as_u64() {
+        (None, None) => match snapshot["clients"].as_u64() {
             Some(clients) => format!("front    {} connected\n", format_count_of(clients, "client")),
-            None => page_of_sync(card, last, screen),
+            None => page_of_sync(snapshot, last, screen),
         },
     }
 }
@@ -65,9 +65,9 @@ fn page_of_jobs(jobs: &[Value], screen: Screen) -> String {
     page
 }
 
-fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
+fn page_of_sync(snapshot: &Value, last: Option<&Value>, screen: Screen) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let (status, counts) = (&card["status"], &card["status"]["counts"]);
+    let (status, counts) = (&snapshot["status"], &snapshot["status"]["counts"]);
     let since = |last: &Value, name: &str| {
         number(&counts[name]).saturating_sub(number(&last["status"]["counts"][name]))
     };
@@ -77,12 +77,12 @@ fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
     });
     let head = format!(
         "sync     {}: {} -> {}\nphase    {}\n",
-        text(&card["name"]),
-        text(&card["source"]),
-        text(&card["target"]),
+        text(&snapshot["name"]),
+        text(&snapshot["source"]),
+        text(&snapshot["target"]),
         text(&status["phase"]),
     );
-    let now = serde_json::from_value::<RatesNow>(card["rates"].clone()).unwrap_or_default();
+    let now = serde_json::from_value::<RatesNow>(snapshot["rates"].clone()).unwrap_or_default();
     let paused = now.pause_in_words().map_or_else(String::new, |words| format!("{words}: nothing arrives"));
     let paused = if paused.is_empty() { paused } else { format!("         {}\n", screen.bad(&paused)) };
     head + &paused + &lines_of_sync(status, &rates, screen)
@@ -190,13 +190,13 @@ mod tests {
     #[test]
     fn the_page_of_a_daemon_tells_of_its_jobs() {
         let id = |digit: &str| digit.repeat(40);
-        let card = json!({"jobs": [
+        let snapshot = json!({"jobs": [
             {"name": "m1", "slots": "0-99", "source": id("a"), "target": id("b"), "state": "snapshotting",
                 "message": ""},
             {"name": "m0", "slots": "5", "source": id("a"), "target": id("b"), "state": "failed",
                 "message": "why"},
         ]});
-        let page = page(&card, None, Screen { width: 120, colour: false });
+        let page = page(&snapshot, None, Screen { width: 120, colour: false });
         assert!(page.contains("2 jobs, of which 1 have not ended") && !page.contains("sync "), "{page}");
         let line = page.lines().find(|line| line.starts_with("m1 ")).expect("a line for it");
         assert!(line.contains("snapshotting") && line.contains(" 100  aaaaaaaa -> bbbbbbbb"), "{page}");
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_page_tells_of_each_primary() {
-        let card = |written: u64| {
+        let snapshot = |written: u64| {
             json!({
                 "name": "sync-1", "source": "a:1", "target": "b:2",
                 "status": {
@@ -220,7 +220,7 @@ mod tests {
                 },
             })
         };
-        let page = page(&card(1_500), Some(&card(1_000)), Screen { width: 80, colour: false });
+        let page = page(&snapshot(1_500), Some(&snapshot(1_000)), Screen { width: 80, colour: false });
         assert!(page.contains("sync-1: a:1 -> b:2") && page.contains("1,500 keys"), "{page}");
         assert!(
             page.contains("; 500 keys/s")

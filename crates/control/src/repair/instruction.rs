@@ -20,14 +20,14 @@ pub(super) fn slots_text(slots: &SlotSet) -> String {
 }
 
 /// An action for people, with the nodes' addresses.
-pub struct Told<'a> {
+pub struct Instruction<'a> {
     /// The action.
     pub action: &'a Action,
     /// Where the addresses are.
     pub survey: &'a Survey,
 }
 
-impl Told<'_> {
+impl Instruction<'_> {
     /// Why it is done.
     pub fn why(&self) -> String {
         let text = match &self.action.why {
@@ -73,7 +73,7 @@ impl Told<'_> {
     }
 }
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for Instruction<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Action { change, slots, keys, evidence, .. } = self.action;
         let name = |id: &NodeId| self.survey.name(id);

@@ -15,7 +15,7 @@ pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
 /// A job as it was at one moment.
 #[derive(Debug)]
-pub(crate) struct Looked {
+pub(crate) struct Polled {
     /// As it is written down; `None` where it is not.
     pub entry: Option<Entry>,
     /// What its process says; `None` where nobody runs it, or it does not answer within 2 s.
@@ -27,9 +27,9 @@ pub(crate) struct Looked {
 }
 
 /// Looks at a job once.
-pub(crate) async fn poll(jobs: &Jobs, status: &Status) -> Looked {
+pub(crate) async fn poll(jobs: &Jobs, status: &Status) -> Polled {
     let Some(mut entry) = jobs.now_of(status) else {
-        return Looked { entry: None, standing: None, events: Vec::new(), has_report: false };
+        return Polled { entry: None, standing: None, events: Vec::new(), has_report: false };
     };
     let mut said = None;
     if entry.running {
@@ -41,7 +41,7 @@ pub(crate) async fn poll(jobs: &Jobs, status: &Status) -> Looked {
     }
     let (id, ended) = (&entry.status.id, entry.status.ended);
     let (events, has_report) = (jobs.store.events(id), ended && jobs.store.report(id).is_some());
-    Looked { entry: Some(entry), standing: said, events, has_report }
+    Polled { entry: Some(entry), standing: said, events, has_report }
 }
 
 /// What was seen.
@@ -50,25 +50,25 @@ pub(crate) enum Sight {
     /// All jobs.
     All(Result<Vec<Seen>>),
     /// The one that is watched.
-    One(Box<Looked>),
+    One(Box<Polled>),
 }
 
-impl From<Looked> for Sight {
-    fn from(looked: Looked) -> Sight {
+impl From<Polled> for Sight {
+    fn from(looked: Polled) -> Sight {
         Sight::One(Box::new(looked))
     }
 }
 
 /// Looks until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Looking {
+pub(crate) struct Poller {
     seen: mpsc::Receiver<Sight>,
     _task: JoinSet<()>,
 }
 
-impl Looking {
+impl Poller {
     /// At this job, or at all.
-    pub(crate) fn at(jobs: Arc<Jobs>, job: Option<Status>) -> Looking {
+    pub(crate) fn at(jobs: Arc<Jobs>, job: Option<Status>) -> Poller {
         let (tell, seen) = mpsc::channel(1);
         let mut task = JoinSet::new();
         task.spawn(async move {
@@ -86,7 +86,7 @@ impl Looking {
                 tokio::time::sleep(PERIOD).await;
             }
         });
-        Looking { seen, _task: task }
+        Poller { seen, _task: task }
     }
 
     /// What was seen next. It waits for ever where looking has failed.
