@@ -47,7 +47,7 @@ function step(number, title, test, ...rest) {
     node,
     set(how, true_, missing_, folds = true) {
       attr(node, "data-done", how === "done" ? "yes" : "no");
-      // Whoever opens it again finds it open.
+      // People who open it again find it open.
       if ((how === "done") !== was) body.open = how !== "done" || !folds;
       was = how === "done";
       text(short, how === "done" ? (true_.find(Boolean) ?? "") : "");

@@ -61,6 +61,10 @@ const ORDERED: &str = r#"{
 const BEGUN: &str = r#"{
     "type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}
 }"#;
+const GONE_ON: &str = r#"{
+    "type": "object", "required": ["name", "warning"],
+    "properties": {"name": {"type": "string"}, "warning": {"type": ["string", "null"]}}
+}"#;
 const CUT_OVER: &str = r#"{
     "type": "object", "required": ["text"],
     "properties": {
@@ -193,7 +197,7 @@ pub const OPERATIONS: &[Operation] = &[
         Role::Administer,
         "Go on with a copy, a sync or a verification that was interrupted; confirm is its name",
         &[must("confirm", TEXT), may("source_password", MAYBE_TEXT), may("target_password", MAYBE_TEXT)],
-        BEGUN,
+        GONE_ON,
     ),
     post(
         "/plans",
