@@ -22,7 +22,9 @@ use whimbrel_engine::remedy::Remedy;
 
 pub use self::disk::{DiskFull, disk_full_words, is_full};
 pub use self::documents::{Documents, FileDocument, OpenError, RedbDocuments};
-pub use self::files::{is_at, make_anew, refuse_link, replace, sync_name, write_durably, write_whole};
+pub use self::files::{
+    is_at, make_anew, refuse_link, remove_if_there, replace, sync_name, write_durably, write_whole,
+};
 use crate::scan::Position;
 
 /// Format of the documents. A file of another format is refused with a clear message.

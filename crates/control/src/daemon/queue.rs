@@ -141,8 +141,8 @@ pub struct Queue {
     /// The cluster as it was last seen: how its nodes are reached.
     seen: Mutex<Arc<ClusterView>>,
     asked: Semaphore,
-    /// What others do in the cluster, and when it was looked.
-    others: tokio::sync::Mutex<Option<(Instant, Vec<JobView>)>>,
+    /// What others do in the cluster.
+    others: tokio::sync::Mutex<Option<Others>>,
     /// Connections over which questions were passed on, and when. As many as may be asked at once.
     links: Mutex<Vec<(NodeId, Link, Instant)>>,
 }
@@ -474,6 +474,29 @@ fn is_sealed(phase: &str) -> bool {
     )
 }
 
+/// What others do in the cluster.
+struct Others {
+    /// When the nodes were asked last, and when all of them answered last.
+    asked: Instant,
+    heard: Instant,
+    found: Vec<JobView>,
+}
+
+impl Others {
+    /// As it was found. Where the nodes do not answer any more, with that.
+    fn shown(&self) -> Vec<JobView> {
+        let silent_s = self.asked.saturating_duration_since(self.heard).as_secs();
+        let as_it_was = |job: &JobView| match silent_s {
+            0 => job.clone(),
+            _ => JobView {
+                message: format!("this is how it stood {silent_s} s ago: a node does not answer"),
+                ..job.clone()
+            },
+        };
+        self.found.iter().map(as_it_was).collect()
+    }
+}
+
 impl Jobs for Queue {
     async fn view(&self) -> Result<ClusterView> {
         crate::view_of(&self.deployment).await
@@ -518,19 +541,25 @@ impl Jobs for Queue {
     async fn others(&self) -> Result<Vec<JobView>> {
         // Clients ask again and again while something moves.
         let mut others = self.others.lock().await;
-        if let Some((when, known)) = &*others
-            && when.elapsed() < OTHERS_KEPT
-        {
-            return Ok(known.clone());
+        if let Some(known) = others.as_ref().filter(|known| known.asked.elapsed() < OTHERS_KEPT) {
+            return Ok(known.shown());
         }
         let own: Vec<Status> = self.entries().await?.into_iter().map(|entry| entry.status).collect();
-        let found = match timeout(OTHERS_WITHIN, strangers::others(&self.deployment, &own)).await {
-            Ok(found) => found?.into_iter().filter_map(show).collect(),
+        let asked = Instant::now();
+        let known = match timeout(OTHERS_WITHIN, strangers::others(&self.deployment, &own)).await {
+            Ok(found) => {
+                let found = found?.into_iter().filter_map(show).collect();
+                Others { asked: Instant::now(), heard: Instant::now(), found }
+            }
             // A node that does not answer holds up nobody.
-            Err(_) => others.take().map(|(_, known)| known).unwrap_or_default(),
+            Err(_) => match others.take() {
+                Some(known) => Others { asked: Instant::now(), ..known },
+                None => Others { asked: Instant::now(), heard: asked, found: Vec::new() },
+            },
         };
-        *others = Some((Instant::now(), found.clone()));
-        Ok(found)
+        let shown = known.shown();
+        *others = Some(known);
+        Ok(shown)
     }
 
     async fn cancel(&self, name: &str) -> Result<()> {
@@ -575,8 +604,35 @@ fn show(status: Status) -> Option<JobView> {
 
 #[cfg(test)]
 mod tests {
-    use super::Ways;
+    use std::time::{Duration, Instant};
+
+    use whimbrel_core::slot::SlotSet;
+
+    use super::{JobView, Others, Ways};
+    use crate::daemon::migrations::JobState;
     use crate::scene::id;
+
+    #[test]
+    fn moves_of_others_say_how_old_they_are_while_a_node_does_not_answer() {
+        let job = JobView {
+            name: "m".to_owned(),
+            slots: SlotSet::new(),
+            source: String::new(),
+            target: String::new(),
+            created_s: 1,
+            updated_s: 1,
+            state: JobState::Replicating,
+            message: "as it said".to_owned(),
+            remaining_bytes: 0,
+        };
+        let heard = Instant::now();
+        let shown = |after_s| {
+            let asked = heard + Duration::from_secs(after_s);
+            Others { asked, heard, found: vec![job.clone()] }.shown().remove(0).message
+        };
+        assert_eq!(shown(0), "as it said");
+        assert_eq!(shown(7), "this is how it stood 7 s ago: a node does not answer");
+    }
 
     #[test]
     fn jobs_of_several_sources_have_one_target_at_the_same_time() {

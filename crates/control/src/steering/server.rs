@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_flow::journal::remove_if_there;
 
 use super::protocol::{
     Afterwards, Answer, MESSAGE_BYTES_MAX, Message, REQUEST_BYTES_MAX, Refusal, Request, Standing, Steered,
@@ -97,10 +98,7 @@ impl Socket {
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder)?;
             }
-            match std::fs::remove_file(path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
+            remove_if_there(path)?;
             let (name, _folder) = short(path)?;
             let listener = UnixListener::bind(&name)?;
             std::fs::set_permissions(&name, Permissions::from_mode(0o600))?;

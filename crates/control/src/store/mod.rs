@@ -30,7 +30,9 @@ use serde_json::Value;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::budget::RatesNow;
-use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
+use whimbrel_flow::journal::{
+    self, Documents, OpenError, RedbDocuments, remove_if_there, write_durably, write_whole,
+};
 
 pub use self::status::{BEGUN_BY, CUT_OVER, Entry, FAILED, FOLLOWING, Kind, Origin, Status, on_behalf_of};
 pub use self::trace::{Event, HookEnd, What};
@@ -340,10 +342,7 @@ impl Store {
         let path = self.path(id, "schedule");
         match scheduled {
             Some(scheduled) => write_durably(&path, scheduled),
-            None => std::fs::remove_file(path).or_else(|e| match e.kind() {
-                std::io::ErrorKind::NotFound => Ok(()),
-                _ => Err(e),
-            }),
+            None => remove_if_there(&path),
         }
     }
 
@@ -403,13 +402,8 @@ impl Store {
     /// # Errors
     /// `Own` where a file cannot be removed.
     pub fn remove(&self, id: &str) -> Result<()> {
-        for ending in ["job", "json", "events", "report", "schedule"] {
-            match std::fs::remove_file(self.path(id, ending)) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(self.fail(id, &e)),
-                _ => {}
-            }
-        }
-        Ok(())
+        let mut all = ["job", "json", "events", "report", "schedule"].into_iter();
+        all.try_for_each(|ending| remove_if_there(&self.path(id, ending))).map_err(|e| self.fail(id, &e))
     }
 
     fn journal(&self, id: &str, documents: RedbDocuments) -> Journal {

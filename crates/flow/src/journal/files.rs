@@ -65,11 +65,19 @@ pub fn is_at(path: &Path, opened: &Metadata) -> bool {
 /// # Errors
 /// Whatever the file system reports.
 pub fn make_anew(path: &Path) -> std::io::Result<File> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
+    remove_if_there(path)?;
     File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Removes a file. One that is not there is no error.
+///
+/// # Errors
+/// Whatever else the file system reports.
+pub fn remove_if_there(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome,
+    }
 }
 
 /// What must not be followed: the one that made the link chose the file behind it.

@@ -10,8 +10,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::WriterFence;
 
-use crate::journal::DiskFull;
-use crate::journal::write_durably;
+use crate::journal::{DiskFull, remove_if_there, write_durably};
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
@@ -109,10 +108,7 @@ impl FenceNote {
     /// # Errors
     /// `Own` where it cannot be removed.
     pub fn forget(file: &Path) -> Result<()> {
-        match std::fs::remove_file(file) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            outcome => outcome.map_err(|e| Error::own(format!("remove {}", file.display()), e)),
-        }
+        remove_if_there(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
     }
 
     /// Leaves it in a file, once the disk has room; it is on disk when this returns. A fence that still stood
