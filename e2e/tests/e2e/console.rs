@@ -230,7 +230,7 @@ fn a_plan_is_approved_as_it_was_shown(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=12_000], vec![12_001..=16_383], Vec::new()]).start();
     scene.fill(0..=199, 200, 2_000);
     let before = scene.unwritten();
-    let opened = Opened::of(&scene, &["--method", "external"]);
+    let opened = Opened::of(&scene, &["--method", "external", "--max-pause", "5s"]);
     let plan = opened.post("/plans", &json!({"kind": "rebalance", "use_empty": true}));
     let after: Vec<i64> = plan["nodes"]
         .as_array()
@@ -284,7 +284,7 @@ fn jobs_of_a_plan_are_known_and_cancelled_together() {
     // In all slots of the first node: a job without keys would soon be done.
     scene.fill(0..=5_999, 200, 20_000);
     let before = scene.unwritten();
-    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "300"]);
+    let opened = Opened::of(&scene, &["--method", "external", "--max-pause", "5s", "--rate-keys", "300"]);
     let cluster = scene.cluster.seed();
     let plan = opened.post("/plans", &json!({"kind": "drain", "node": scene.cluster.node_id(0)}));
     let wanted = json!({"kind": "reshard", "slots": "0-9", "to": scene.cluster.node_id(2)});

@@ -64,7 +64,7 @@ fn a_rebalance_is_planned_approved_and_watched_by_clicks(engine: Engine) {
     scene.fill(0..=199, 200, 20_000);
     let before = scene.unwritten();
     // What is written down with a job is other people's: nothing of it becomes part of the page.
-    let opened = Opened::of(&scene, &["--method", "external"]);
+    let opened = Opened::of(&scene, &["--method", "external", "--max-pause", "5s"]);
     let writers = scene.writers(0..=199);
     assert!(writers.wait_for(200, PATIENCE));
     let mut browser = browser(&opened, "operate");
@@ -133,7 +133,7 @@ fn a_connection_that_is_lost_is_found_again() {
 #[test]
 fn an_order_whose_dialog_is_closed_is_answered() {
     let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=9_999], vec![10_000..=16_383]]).start();
-    let mut opened = Opened::of(&scene, &["--method", "external"]);
+    let mut opened = Opened::of(&scene, &["--method", "external", "--max-pause", "5s"]);
     let mut browser = browser(&opened, "operate");
     plan_by_clicks(&mut browser, "9999", scene.cluster.node_id(1));
     browser.wait_for(&format!("{} === 1", number("plan-move")));
@@ -384,7 +384,7 @@ fn a_drain_is_cancelled_half_way() {
     let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8_191], vec![8_192..=16_383]]).start();
     scene.fill(0..=199, 200, 20_000);
     let before = scene.unwritten();
-    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "200"]);
+    let opened = Opened::of(&scene, &["--method", "external", "--max-pause", "5s", "--rate-keys", "200"]);
     let writers = scene.writers(0..=199);
     assert!(writers.wait_for(200, PATIENCE));
     let mut browser = browser(&opened, "operate");
@@ -421,7 +421,7 @@ fn all_jobs_of_a_drain_are_cancelled_together() {
     // In all slots of the first node: a job without keys would soon be done.
     scene.fill(0..=5_999, 200, 20_000);
     let before = scene.unwritten();
-    let opened = Opened::of(&scene, &["--method", "external", "--rate-keys", "50"]);
+    let opened = Opened::of(&scene, &["--method", "external", "--max-pause", "5s", "--rate-keys", "50"]);
     let mut browser = browser(&opened, "operate");
     browser.wait_for(&format!("{} === 3", number("shard")));
     let node = scene.cluster.node_id(0);
