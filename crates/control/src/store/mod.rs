@@ -45,6 +45,9 @@ const FORMAT: &str = "1";
 /// Journals above this number are not listed: the folder is not ours alone.
 const JOBS_MAX: usize = 10_000;
 
+/// How often jobs are listed again where one has just gone.
+const LISTED_TRIES: usize = 3;
+
 /// How long all journals together may be open elsewhere while jobs are listed.
 const LOOKED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -129,9 +132,22 @@ impl Store {
 
     /// How jobs stand as they were last written down, in no order.
     fn published(&self) -> Result<Vec<Status>> {
+        // A run that ends gets another name, which a listing that had begun before does not show.
+        let mut listed = self.published_once()?;
+        for _ in 1..LISTED_TRIES {
+            if !listed.1 {
+                break;
+            }
+            listed = self.published_once()?;
+        }
+        Ok(listed.0)
+    }
+
+    /// The same, and whether one was gone that had been listed just before.
+    fn published_once(&self) -> Result<(Vec<Status>, bool)> {
         let files = match std::fs::read_dir(&self.folder) {
             Ok(files) => files,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok((Vec::new(), false)),
             Err(e) => return Err(self.fail("list", &e)),
         };
         // What is no file, a pipe for example, could keep its reader waiting.
@@ -140,13 +156,18 @@ impl Store {
             file.file_name().to_str()?.strip_suffix(".json").map(str::to_owned)
         });
         // One under another name was left by a process that was killed while it wrote down how the job ended.
-        let found = |id: String| self.find(&id).filter(|status| status.id == id);
+        let mut is_gone = false;
+        let found = |id: String| {
+            let found = self.find(&id);
+            is_gone |= found.is_none() && !self.path(&id, "json").exists();
+            found.filter(|status| status.id == id)
+        };
         let mut found: Vec<Status> = ids.take(JOBS_MAX).filter_map(found).collect();
         // A run that ends is there under both of its names for a moment.
         let kept: HashSet<(String, u64)> =
             found.iter().filter_map(|status| Some((status.run_of()?.to_owned(), status.created_s))).collect();
         found.retain(|status| !kept.contains(&(status.id.clone(), status.created_s)));
-        Ok(found)
+        Ok((found, is_gone))
     }
 
     /// Jobs of the cluster that have not ended and that nobody runs, by name.
@@ -620,6 +641,33 @@ mod tests {
             assert!(by.ends_with(&as_user) && by.chars().count() <= 100 + as_user.len(), "{by}");
             assert!(!by.contains(['\u{202e}', '\u{7}', '\u{200b}']), "{by:?}");
         }
+    }
+
+    /// A program that asks for a job finds it at any moment, also while it ends.
+    #[test]
+    fn a_job_is_listed_at_any_moment_while_it_ends() {
+        let (_folder, store) = store();
+        let run = |created_s: u64| Status {
+            id: "sync-1".to_owned(),
+            created_s,
+            updated_s: now_s(),
+            ..Status::default()
+        };
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            store.publish(&run(1));
+            scope.spawn(|| {
+                for number in 1..100 {
+                    store.end(&Status { ended: true, ..run(number) });
+                    store.publish(&run(number + 1));
+                }
+                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                let all = store.published().expect("listed");
+                assert!(Store::of_name(all, |status| status, "sync-1").is_some(), "it was not listed");
+            }
+        });
     }
 
     #[test]
