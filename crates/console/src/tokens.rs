@@ -5,7 +5,6 @@
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -16,7 +15,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 use whimbrel_control::clock::now_s;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::journal::sync_name;
+use whimbrel_flow::journal::replace;
 
 /// The name of the file.
 const FILE: &str = "console-tokens.json";
@@ -181,15 +180,9 @@ impl Tokens {
     /// The file is whole or as it was, whenever this process ends.
     fn write(&self, tokens: &[Token]) -> Result<()> {
         let fail = |e: &dyn fmt::Display| Error::own(format!("write {}", self.path.display()), e);
-        let beside = self.path.with_extension("new");
-        let text = serde_json::to_vec_pretty(tokens).map_err(|e| fail(&e))?;
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
-        let mut file = options.open(&beside).map_err(|e| fail(&e))?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(|e| fail(&e))?;
-        fs::rename(&beside, &self.path).map_err(|e| fail(&e))?;
+        let text = serde_json::to_string_pretty(tokens).map_err(|e| fail(&e))?;
         // A token that was removed must not be back after a power cut.
-        sync_name(&self.path).map_err(|e| fail(&e))
+        replace(&self.path, &text, true).map_err(|e| fail(&e))
     }
 }
 

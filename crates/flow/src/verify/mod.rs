@@ -8,15 +8,16 @@
 //! Memory is bounded whatever the sizes of keys: batches of keys, windows of values. Nothing is written to
 //! either side.
 //!
-//! - `run` feeds batches of keys to workers and looks at suspects again;
+//! - `run` feeds batches of keys to workers and looks at suspects again; `moves` follows slots that move
+//!   meanwhile;
 //! - `batch` compares many keys in a few round trips, `deep`, `stream` and `vectors` one key in chunks;
 //! - `pair` is both sides as a worker asks them, `case` one key, and `options` what is wanted;
 //! - `peer` gets a batch of commands answered by one side, whatever its topology does meanwhile;
 //! - `report` is what comes out;
 //! - `resume` writes down how far it is.
 //!
-//! **Architecture invariant:** nothing here shares code with the transfer of keys. A mistake there cannot
-//! hide here.
+//! **Architecture invariant:** nothing here shares code with the transfer of keys, but for the scan that
+//! lists names. A mistake there cannot hide here.
 
 mod batch;
 mod case;
@@ -24,6 +25,7 @@ mod counts;
 mod deep;
 mod groups;
 mod modules;
+mod moves;
 mod options;
 mod pair;
 mod peer;

@@ -11,8 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_core::units::format_count_of;
-use whimbrel_engine::deployment::{Deployment, Topology};
+use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -26,7 +25,6 @@ use super::resume::{Checkpoints, VerifyState};
 use super::suspects::{Suspect, Suspects};
 use crate::journal::{Journal, UnitMark};
 use crate::latency::{self, Watched, Written};
-use crate::retry::Backoff;
 use crate::scan::{KeyScan, Unit};
 
 /// A batch of keys of one database.
@@ -38,27 +36,9 @@ enum Job {
     FindExtra(Vec<Bytes>),
 }
 
-/// How often keys of slots that have moved meanwhile are compared once more.
-const MOVES_FOLLOWED_MAX: u32 = 3;
-
-/// What becomes of keys in slots that have moved where nobody compares them once more.
-const OVERLOOKED: &str = "keys in them may have been overlooked";
-
-/// How many nodes are asked whether slots have moved.
-const VIEWS_MAX: usize = 8;
-
-/// How long a verification that is stopped asks whether slots have moved.
-const STOPPED_LOOK_MAX: Duration = Duration::from_secs(5);
-
-/// Of the source, and of the target.
-type Topologies = (Arc<Topology>, Arc<Topology>);
-
-/// Slots of each side, with its name.
-type Moves = [(&'static str, SlotSet); 2];
-
 /// Which keys belong to the sample.
 #[derive(Debug)]
-struct Sample {
+pub(super) struct Sample {
     /// Keys whose hash is above it are left out.
     threshold: u64,
     /// How many more keys of the source are taken.
@@ -70,6 +50,11 @@ struct Sample {
 }
 
 impl Sample {
+    /// Of these slots alone, of which it is so many per cent of the keys.
+    pub(super) fn of_slots(percent: f64, slots: SlotSet) -> Sample {
+        Sample { only: Some(slots), ..Sample::percent(percent, u64::MAX) }
+    }
+
     fn percent(percent: f64, keys_max: u64) -> Sample {
         // Saturates at 100 %.
         let threshold = (percent / 100.0 * 2f64.powi(64)) as u64;
@@ -107,11 +92,13 @@ pub(super) struct Run {
     pub source: Arc<Deployment>,
     pub target: Arc<Deployment>,
     pub options: VerifyOptions,
-    progress: Arc<VerifyProgress>,
+    pub(super) progress: Arc<VerifyProgress>,
     ledger: Mutex<Ledger>,
-    checkpoints: Option<Checkpoints>,
+    pub(super) checkpoints: Option<Checkpoints>,
     /// Whether keys are compared that were before: only differences count then.
-    again: AtomicBool,
+    pub(super) again: AtomicBool,
+    /// Slots of the source, and of the target, that were seen elsewhere since it was last asked for them.
+    pub(super) moved: Mutex<[SlotSet; 2]>,
 }
 
 impl Run {
@@ -132,7 +119,8 @@ impl Run {
         progress.differing.store(differing, Ordering::Relaxed);
         let ledger = Mutex::new(ledger);
         let again = AtomicBool::new(false);
-        Ok(Run { source, target, options, progress, ledger, checkpoints, again })
+        let moved = Mutex::default();
+        Ok(Run { source, target, options, progress, ledger, checkpoints, again, moved })
     }
 
     /// Runs to the end, or until `stop`.
@@ -154,14 +142,7 @@ impl Run {
             outcome = run.all_and_what_moves(topologies.clone()) => outcome.map(|()| false)?,
         };
         if stopped_early {
-            // Who stops it does not wait for servers that do not answer.
-            let looking = tokio::time::timeout(STOPPED_LOOK_MAX, run.moves_since(&topologies));
-            if let Ok(Ok((_, moves))) = looking.await
-                && moves.iter().any(|(_, slots)| !slots.is_empty())
-            {
-                run.note_moves(&moves, OVERLOOKED);
-                run.give_up_journal()?;
-            }
+            run.note_moves_at_stop(&topologies).await?;
         } else {
             let progress = &run.progress;
             for (all, done) in [
@@ -183,127 +164,7 @@ impl Run {
         Ok(report)
     }
 
-    /// Compares everything, and then keys of slots that have moved to another shard meanwhile, or are on the
-    /// move: from one that was not read yet to one that was, for example.
-    async fn all_and_what_moves(self: &Arc<Self>, mut before: Topologies) -> Result<()> {
-        self.all().await?;
-        if !self.options.follow_moves {
-            return Ok(());
-        }
-        let is_looked_for = self.options.depth != Depth::Counts
-            // A sample by number has no place left for more keys.
-            && !matches!(self.options.scope, Scope::SampleKeys(_));
-        let mut seen_open = SlotSet::new();
-        for round in 0.. {
-            let (now, mut moves) = self.moves_since(&before).await?;
-            if is_looked_for {
-                let open = [self.open_slots(&self.source).await?, self.open_slots(&self.target).await?];
-                for ((_, slots), open) in moves.iter_mut().zip(open) {
-                    // A slot that just stays open was compared with its keys on both nodes.
-                    *slots = slots.union(&self.selected(open.difference(&seen_open)));
-                    seen_open = seen_open.union(&open);
-                }
-            }
-            let slots = moves[0].1.union(&moves[1].1);
-            if slots.is_empty() {
-                return Ok(());
-            }
-            if !is_looked_for || round == MOVES_FOLLOWED_MAX {
-                self.note_moves(&moves, OVERLOOKED);
-                self.ledger().unproven_slots = if is_looked_for { slots.len() as u64 } else { 0 };
-                return Ok(());
-            }
-            self.give_up_journal()?;
-            let percent = match self.options.scope {
-                Scope::SamplePercent(percent) => percent,
-                _ => 100.0,
-            };
-            let sample = Arc::new(Sample { only: Some(slots), ..Sample::percent(percent, u64::MAX) });
-            self.again.store(true, Ordering::Relaxed);
-            for index in 0..self.options.dbs.len() {
-                self.compare_db(index, &sample).await?;
-            }
-            self.note_moves(&moves, "their keys were compared once more");
-            before = now;
-        }
-        Ok(())
-    }
-
-    /// The topologies as they are now, and which selected slots of each side have moved to another shard
-    /// since.
-    async fn moves_since(&self, before: &Topologies) -> Result<(Topologies, Moves)> {
-        let (source, of_source) = self.side_since(&self.source, &before.0).await?;
-        let (target, of_target) = self.side_since(&self.target, &before.1).await?;
-        Ok(((source, target), [("source", of_source), ("target", of_target)]))
-    }
-
-    /// Asks one node after another: a node may not have heard yet of a slot that has just moved.
-    async fn side_since(
-        &self,
-        deployment: &Deployment,
-        before: &Topology,
-    ) -> Result<(Arc<Topology>, SlotSet)> {
-        let mut moved = SlotSet::new();
-        for _ in 0..before.shards.len().clamp(1, VIEWS_MAX) {
-            let now = self.refreshed(deployment).await?;
-            let is_moved = |slot: &Slot| match (before.shard_of(*slot), now.shard_of(*slot)) {
-                // After a failover another node has the same slots.
-                (Some(old), Some(new)) => {
-                    !old.replicas.contains(&new.primary) && !new.replicas.contains(&old.primary)
-                }
-                _ => true,
-            };
-            if now.cluster {
-                moved = moved.union(&before.moved_slots(&now).iter().filter(is_moved).collect());
-            }
-        }
-        Ok((deployment.topology(), self.selected(moved)))
-    }
-
-    /// Which slots are on the move.
-    async fn open_slots(&self, deployment: &Deployment) -> Result<SlotSet> {
-        let mut backoff = Backoff::new(self.options.retry);
-        loop {
-            match deployment.open_slots().await {
-                Ok(open) => return Ok(open),
-                Err(e) => backoff.pause(e).await?,
-            }
-            // Of a primary that is gone nobody hears; another one has its slots by now.
-            self.refreshed(deployment).await?;
-        }
-    }
-
-    async fn refreshed(&self, deployment: &Deployment) -> Result<Arc<Topology>> {
-        let mut backoff = Backoff::new(self.options.retry);
-        loop {
-            match deployment.refresh().await {
-                Ok(topology) => return Ok(topology),
-                Err(e) => backoff.pause(e).await?,
-            }
-        }
-    }
-
-    fn selected(&self, slots: SlotSet) -> SlotSet {
-        match &self.options.selection.slots {
-            Some(selected) => slots.intersection(selected),
-            None => slots,
-        }
-    }
-
-    /// A verification that goes on from here would not know that slots have moved: they may be back by then.
-    fn give_up_journal(&self) -> Result<()> {
-        self.checkpoints.iter().try_for_each(|checkpoints| checkpoints.give_up(&self.progress.disk))
-    }
-
-    fn note_moves(&self, moves: &Moves, outcome: &str) {
-        for (name, slots) in moves.iter().filter(|(_, slots)| !slots.is_empty()) {
-            let slots = format_count_of(slots.len() as u64, "slot");
-            let note = format!("{slots} of the {name} moved meanwhile, or are on the move: {outcome}");
-            self.ledger().notes.push(note);
-        }
-    }
-
-    async fn all(self: &Arc<Self>) -> Result<()> {
+    pub(super) async fn all(self: &Arc<Self>) -> Result<()> {
         let (mut total, mut extra) = (0, 0);
         for &(db, target_db) in &self.options.dbs {
             total += dbsize(&self.source, db, self.options.from_replica, self.options.retry).await?;
@@ -354,7 +215,7 @@ impl Run {
     }
 
     /// Compares one pair of databases.
-    async fn compare_db(self: &Arc<Self>, index: usize, sample: &Arc<Sample>) -> Result<()> {
+    pub(super) async fn compare_db(self: &Arc<Self>, index: usize, sample: &Arc<Sample>) -> Result<()> {
         let workers = self.options.concurrency;
         let (jobs, inbox) = mpsc::channel(workers * 2);
         let inbox = Arc::new(tokio::sync::Mutex::new(inbox));
@@ -673,7 +534,7 @@ impl Run {
         }
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock()
     }
 }

@@ -332,6 +332,16 @@ async fn slots_that_moved_or_are_on_the_move_are_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_a_slot_that_moves_meanwhile_are_not_overlooked() {
+    overlooks_nothing(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_slot_that_goes_and_comes_back_are_not_overlooked() {
+    overlooks_nothing(true).await;
+}
+
+/// A slot moves to a shard that was read already, and back once its own was read.
+async fn overlooks_nothing(comes_back: bool) {
     let cluster = Cluster::builder(Engine::Valkey81).primaries(3).start().expect("a cluster");
     let server = plain(Engine::Redis80);
     let mut c = Fixture::new(&cluster.seed(), Side::Source).await;
@@ -367,7 +377,19 @@ async fn keys_of_a_slot_that_moves_meanwhile_are_not_overlooked() {
     }
     // As long as it takes, and then as fast as it can.
     at_rate(10);
-    tokio::task::block_in_place(|| cluster.move_slot(last.number(), from, to).expect("it moves"));
+    let moves = |from, to| {
+        tokio::task::block_in_place(|| cluster.move_slot(last.number(), from, to).expect("it moves"));
+    };
+    moves(from, to);
+    if comes_back {
+        at_rate(300);
+        // The names of all others have been read by then.
+        while progress.compared.load(Ordering::Relaxed) < 2_900 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        at_rate(10);
+        moves(to, from);
+    }
     at_rate(0);
     let report = run.await.expect("a task").expect("a report");
     assert_eq!(kinds(&report).into_keys().collect::<Vec<_>>(), [key(7)]);

@@ -1,0 +1,208 @@
+//! Slots that move while two sides are compared: keys in them may be overlooked, or seen on one side only.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_core::units::format_count_of;
+use whimbrel_engine::deployment::{Deployment, Topology};
+use whimbrel_engine::error::Result;
+
+use super::options::{Depth, Scope};
+use super::run::{Run, Sample};
+use crate::retry::Backoff;
+
+/// How often keys of slots that have moved meanwhile are compared once more.
+const MOVES_FOLLOWED_MAX: u32 = 3;
+
+/// What becomes of keys in slots that have moved where nobody compares them once more.
+const OVERLOOKED: &str = "keys in them may have been overlooked";
+
+/// How many nodes are asked whether slots have moved.
+const VIEWS_MAX: usize = 8;
+
+/// How long a verification that is stopped asks whether slots have moved.
+const STOPPED_LOOK_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is asked where slots are while keys are compared.
+const WATCH_PERIOD: Duration = Duration::from_secs(1);
+
+/// Of the source, and of the target.
+type Topologies = (Arc<Topology>, Arc<Topology>);
+
+/// Slots of each side, with its name.
+type Moves = [(&'static str, SlotSet); 2];
+
+impl Run {
+    /// Compares everything, and then keys of slots that have moved to another shard meanwhile, or are on the
+    /// move: from one that was not read yet to one that was, for example.
+    pub(super) async fn all_and_what_moves(self: &Arc<Self>, mut before: Topologies) -> Result<()> {
+        if !self.options.follow_moves {
+            return self.all().await;
+        }
+        self.while_watched(&before, self.all()).await?;
+        let is_looked_for = self.options.depth != Depth::Counts
+            // A sample by number has no place left for more keys.
+            && !matches!(self.options.scope, Scope::SampleKeys(_));
+        let mut seen_open = SlotSet::new();
+        for round in 0.. {
+            let (now, mut moves) = self.moves_since(&before).await?;
+            if is_looked_for {
+                let open = [self.open_slots(&self.source).await?, self.open_slots(&self.target).await?];
+                for ((_, slots), open) in moves.iter_mut().zip(open) {
+                    // A slot that just stays open was compared with its keys on both nodes.
+                    *slots = slots.union(&self.selected(open.difference(&seen_open)));
+                    seen_open = seen_open.union(&open);
+                }
+            }
+            let slots = moves[0].1.union(&moves[1].1);
+            if slots.is_empty() {
+                return Ok(());
+            }
+            if !is_looked_for || round == MOVES_FOLLOWED_MAX {
+                self.note_moves(&moves, OVERLOOKED);
+                self.ledger().unproven_slots = if is_looked_for { slots.len() as u64 } else { 0 };
+                return Ok(());
+            }
+            self.give_up_journal()?;
+            let percent = match self.options.scope {
+                Scope::SamplePercent(percent) => percent,
+                _ => 100.0,
+            };
+            let sample = Arc::new(Sample::of_slots(percent, slots));
+            self.again.store(true, Ordering::Relaxed);
+            let compared = async {
+                for index in 0..self.options.dbs.len() {
+                    self.compare_db(index, &sample).await?;
+                }
+                Ok(())
+            };
+            self.while_watched(&now, compared).await?;
+            self.note_moves(&moves, "their keys were compared once more");
+            before = now;
+        }
+        Ok(())
+    }
+
+    /// Notes which slots have moved until a verification was stopped, as far as that is found out at once.
+    pub(super) async fn note_moves_at_stop(&self, before: &Topologies) -> Result<()> {
+        // Who stops it does not wait for servers that do not answer.
+        let looking = tokio::time::timeout(STOPPED_LOOK_MAX, self.moves_since(before));
+        if let Ok(Ok((_, moves))) = looking.await
+            && moves.iter().any(|(_, slots)| !slots.is_empty())
+        {
+            self.note_moves(&moves, OVERLOOKED);
+            self.give_up_journal()?;
+        }
+        Ok(())
+    }
+
+    /// The topologies as they are now, and which selected slots of each side have moved to another shard
+    /// since.
+    async fn moves_since(&self, before: &Topologies) -> Result<(Topologies, Moves)> {
+        let (source, of_source) = self.side_since(&self.source, &before.0).await?;
+        let (target, of_target) = self.side_since(&self.target, &before.1).await?;
+        // Those that are back by now were seen elsewhere meanwhile.
+        let [seen_source, seen_target] = std::mem::take(&mut *self.moved.lock());
+        let moves = [("source", of_source.union(&seen_source)), ("target", of_target.union(&seen_target))];
+        Ok(((source, target), moves))
+    }
+
+    /// Does some work, and sees meanwhile which slots are elsewhere than `before`: one that goes to another
+    /// shard and comes back would look at the end as if it had stayed.
+    async fn while_watched(&self, before: &Topologies, work: impl Future<Output = Result<()>>) -> Result<()> {
+        let watch = async {
+            loop {
+                tokio::time::sleep(WATCH_PERIOD).await;
+                for (at, (deployment, before)) in
+                    [(&self.source, &before.0), (&self.target, &before.1)].into_iter().enumerate()
+                {
+                    // One that does not answer now is asked again; the work waits for none.
+                    if before.cluster
+                        && let Ok(now) = deployment.refresh().await
+                    {
+                        let moved = self.selected(moved_between(before, &now));
+                        let mut seen = self.moved.lock();
+                        seen[at] = seen[at].union(&moved);
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            outcome = work => outcome,
+            never = watch => never,
+        }
+    }
+
+    /// Asks one node after another: a node may not have heard yet of a slot that has just moved.
+    async fn side_since(
+        &self,
+        deployment: &Deployment,
+        before: &Topology,
+    ) -> Result<(Arc<Topology>, SlotSet)> {
+        let mut moved = SlotSet::new();
+        for _ in 0..before.shards.len().clamp(1, VIEWS_MAX) {
+            moved = moved.union(&moved_between(before, &*self.refreshed(deployment).await?));
+        }
+        Ok((deployment.topology(), self.selected(moved)))
+    }
+
+    /// Which slots are on the move.
+    async fn open_slots(&self, deployment: &Deployment) -> Result<SlotSet> {
+        let mut backoff = Backoff::new(self.options.retry);
+        loop {
+            match deployment.open_slots().await {
+                Ok(open) => return Ok(open),
+                Err(e) => backoff.pause(e).await?,
+            }
+            // Of a primary that is gone nobody hears; another one has its slots by now.
+            self.refreshed(deployment).await?;
+        }
+    }
+
+    async fn refreshed(&self, deployment: &Deployment) -> Result<Arc<Topology>> {
+        let mut backoff = Backoff::new(self.options.retry);
+        loop {
+            match deployment.refresh().await {
+                Ok(topology) => return Ok(topology),
+                Err(e) => backoff.pause(e).await?,
+            }
+        }
+    }
+
+    fn selected(&self, slots: SlotSet) -> SlotSet {
+        match &self.options.selection.slots {
+            Some(selected) => slots.intersection(selected),
+            None => slots,
+        }
+    }
+
+    /// A verification that goes on from here would not know that slots have moved: they may be back by then.
+    fn give_up_journal(&self) -> Result<()> {
+        self.checkpoints.iter().try_for_each(|checkpoints| checkpoints.give_up(&self.progress.disk))
+    }
+
+    fn note_moves(&self, moves: &Moves, outcome: &str) {
+        for (name, slots) in moves.iter().filter(|(_, slots)| !slots.is_empty()) {
+            let slots = format_count_of(slots.len() as u64, "slot");
+            let note = format!("{slots} of the {name} moved meanwhile, or are on the move: {outcome}");
+            self.ledger().notes.push(note);
+        }
+    }
+}
+
+/// Slots that another shard has than before. After a failover another node has the same slots.
+fn moved_between(before: &Topology, now: &Topology) -> SlotSet {
+    if !now.cluster {
+        return SlotSet::new();
+    }
+    let is_moved = |slot: &Slot| match (before.shard_of(*slot), now.shard_of(*slot)) {
+        (Some(old), Some(new)) => {
+            !old.replicas.contains(&new.primary) && !new.replicas.contains(&old.primary)
+        }
+        _ => true,
+    };
+    before.moved_slots(now).iter().filter(is_moved).collect()
+}
