@@ -98,13 +98,13 @@ impl Remembered {
     pub fn find(&self, job: &Status) -> Value {
         let migrations = self.migrations.lock();
         let its = migrations.iter().filter(|known| {
-            // Where no addresses were given, it is known of the job that was begun so.
-            let sides = [&known.source, &known.target];
-            let was_begun =
-                known.begun["job"] == json!(job.id) && known.begun["created_s"] == json!(job.created_s);
-            is_side(&job.source, &known.source)
-                && is_side(&job.target, &known.target)
-                && (was_begun || sides.iter().all(|given| has_address(given)))
+            // Where no address was given, it is known of the job that was begun so, or that is named so.
+            let is_run = known.begun["job"].as_str().is_some_and(|name| job.is_run_of(name));
+            let was_begun = is_run && known.begun["created_s"] == json!(job.created_s);
+            let is_its = |given: &str, address: &str| {
+                is_side(address, given) && (was_begun || has_address(given) || given == address)
+            };
+            is_its(&known.source, &job.source) && is_its(&known.target, &job.target)
         });
         let newest = |of: fn(&Migration) -> &Value| {
             let found = its.clone().map(of).filter(|value| !value.is_null());
@@ -164,6 +164,11 @@ mod tests {
         let begun = |id: &str| Status { id: id.to_owned(), ..job(7) };
         assert_eq!(remembered.find(&begun("sync-1"))["assessment"]["state"], "done");
         assert_eq!(remembered.find(&begun("sync-2"))["assessment"], Value::Null);
+        let ended = Status { ended: true, ..begun("sync-1-7") };
+        assert_eq!(remembered.find(&ended)["assessment"]["state"], "done", "it is kept under another name");
+        remembered.note(("sentinel://s:26379/other", "b:2"), About::Rehearsal, json!({"text": "its own"}));
+        let named = Status { source: "sentinel://s:26379/other".to_owned(), ..job(9) };
+        assert_eq!(remembered.find(&named)["rehearsal"]["text"], "its own");
     }
 
     #[test]

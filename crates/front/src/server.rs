@@ -9,7 +9,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
@@ -23,7 +23,7 @@ use crate::migrate::stages::Stages;
 pub use crate::session::context::Counts;
 use crate::session::context::{Ending, SessionContext};
 use crate::session::driver::Driver;
-use crate::session::state::{ANSWERS, ARRIVALS, FAREWELL};
+use crate::session::state::{ANSWERS, ARRIVAL, ARRIVALS, FAREWELL};
 use crate::upstream::Upstream;
 use crate::upstream::shared::SharedConnections;
 
@@ -204,7 +204,7 @@ impl Front {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(%error, "a client could not be let in");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
@@ -248,8 +248,8 @@ async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Accept
     let limit = Duration::from_millis(shared.connect_timeout_ms);
     let accepted = tokio::select! {
         accepted = timeout(limit, tls.accept(stream)) => accepted,
-        // Nothing of it is under way.
-        () = shared.ending.wakes() => return,
+        // Nothing of it is under way, but for what may be on its way to us.
+        () = async { shared.ending.wakes().await; sleep(ARRIVAL).await } => return,
     };
     match accepted {
         Ok(Ok(stream)) => Driver::new(shared, stream).run().await,

@@ -1,7 +1,7 @@
 //! `whimbrel watch`: jobs on a terminal, as they stand, and the keys that steer them.
 //!
 //! - `run` shows it: a page that is redrawn, with keys, on a terminal; lines or JSON elsewhere;
-//! - `look` asks jobs how they stand, and `watched` keeps what is shown of one, and when it was heard;
+//! - `poll` asks jobs how they stand, and `watched` keeps what is shown of one, and when it was heard;
 //! - `job` and `list` are the pages, of one job and of all; `details` has what only its kind shows;
 //! - `app` says what a key does;
 //! - `http_page` is the page of what a process tells over HTTP, [`fleet`] that of a fleet.

@@ -75,8 +75,10 @@ const LISTED_MAX: u64 = 100_000;
 
 /// How many of some keys of a slot exist on a node, whether it owns the slot or not.
 pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Result<u64> {
-    if let Ok(found) = exist(link, keys).await {
-        return Ok(found.into_iter().filter(|is_there| *is_there).count() as u64);
+    match exist(link, keys).await {
+        Ok(found) => return Ok(found.into_iter().filter(|is_there| *is_there).count() as u64),
+        Err(e) if e.server().is_none() => return Err(e),
+        Err(_) => {}
     }
     // It does not own the slot, or not yet: it lists its keys all the same.
     let held: HashSet<Bytes> =

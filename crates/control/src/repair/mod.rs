@@ -2,7 +2,7 @@
 //!
 //! - [`run`]: carries out one action of a plan;
 //! - [`round`]: what is looked at before, between and after actions;
-//! - [`told`]: plans in words;
+//! - [`instruction`]: plans in words;
 //! - [`notes`]: what the next repair has to know if this one dies;
 //! - [`keys`]: moves or removes the keys of single slots, whether their slots are owned or not.
 

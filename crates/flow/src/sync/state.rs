@@ -48,7 +48,8 @@ pub struct SyncState {
     /// Which shard of the source owned which slots when nothing was in doubt but what is below: shard id and
     /// slots.
     pub(super) layout: BTreeMap<String, String>,
-    /// Slots to go through again, as ranges.
+    /// Slots to go through again, as ranges. Journals have had them under this name.
+    #[serde(rename = "doubt")]
     pub(super) suspects: String,
     /// What was done to the source at the cutover.
     pub(super) cut_over: Option<WriterFence>,

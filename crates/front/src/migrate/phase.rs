@@ -17,11 +17,11 @@ use crate::migrate::direction::REVERSALS_MAX;
 /// What the only document of the file is called.
 const DOCUMENT: &str = "state";
 
-/// The form of the file. Another one is refused, but for [`FORMAT_WITHOUT_TURNS`].
+/// The form of the file. Another one is refused, but for [`FORMAT_WITHOUT_REVERSALS`].
 const FORMAT: u32 = 2;
 
 /// A front that wrote this knew no way back.
-const FORMAT_WITHOUT_TURNS: u32 = 1;
+const FORMAT_WITHOUT_REVERSALS: u32 = 1;
 
 /// How far a front is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,8 @@ impl From<Phase> for Stand {
 struct Content {
     format: u32,
     phase: Phase,
-    #[serde(default)]
+    /// Under the name that it has had since files had it: without it keys would go the wrong way.
+    #[serde(default, rename = "turns")]
     reversals: u32,
     /// The background moves no keys until somebody says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -105,11 +106,11 @@ impl StateFile {
                 "restore it; without it nobody knows whether keys have moved. Where none has, remove it",
             )
         })?;
-        if content.format != FORMAT && content.format != FORMAT_WITHOUT_TURNS {
+        if content.format != FORMAT && content.format != FORMAT_WITHOUT_REVERSALS {
             return Err(self.fail("read", "it was written by another version of whimbrel"));
         }
         if content.reversals > REVERSALS_MAX {
-            return Err(self.fail("read", "it says that the direction was turned more often than can be"));
+            return Err(self.fail("read", "it says that the direction was reversed more often than can be"));
         }
         if (&content.source, &content.target) != (&self.source, &self.target) {
             let what = format!(
@@ -250,9 +251,20 @@ mod tests {
         assert!(error.contains("it is damaged"), "{error}");
         std::fs::write(&path, text.replace("\"format\":2", "\"format\":3")).expect("written");
         assert!(state.load().expect_err("another form").to_string().contains("another version"));
-        let often = format!("\"reversals\":{}", REVERSALS_MAX + 1);
-        std::fs::write(&path, text.replace("\"reversals\":0", &often)).expect("written");
+        let often = format!("\"turns\":{}", REVERSALS_MAX + 1);
+        std::fs::write(&path, text.replace("\"turns\":0", &often)).expect("written");
         assert!(state.load().expect_err("too often").to_string().contains("more often than can be"));
+    }
+
+    /// A front that took it for another direction would send its clients to the wrong server.
+    #[test]
+    fn files_of_before_are_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = file(folder.path(), "old:6379");
+        state.save(Phase::Forwarding.into()).expect("written");
+        let text = r#"{"format":2,"phase":"done","turns":1,"source":"old:6379","target":"new:6379"}"#;
+        std::fs::write(folder.path().join("a/front.json"), text).expect("written");
+        assert_eq!(state.load().expect("read"), Stand { phase: Phase::Done, reversals: 1 });
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long a front that ends waits for a request that may be on its way to it, and how long it takes those
 /// of a client that sends them without a pause.
-pub(super) const ARRIVAL: Duration = Duration::from_millis(20);
+pub(crate) const ARRIVAL: Duration = Duration::from_millis(20);
 pub(crate) const ARRIVALS: Duration = Duration::from_secs(1);
 
 /// How long a front that ends waits for answers of the server.
@@ -146,6 +146,8 @@ pub(super) struct Session {
     pub(super) is_called: bool,
     /// The front ends, and this session takes no more requests from then on.
     retires_at: Option<Instant>,
+    /// When something was last written to the client.
+    written_at: Option<Instant>,
     pub(super) now: Instant,
     pub(super) actions: VecDeque<Action>,
 }
@@ -197,6 +199,7 @@ impl Session {
             is_subscribed: false,
             is_called: false,
             retires_at: None,
+            written_at: None,
             now: Instant::now(),
             actions: VecDeque::new(),
         }
@@ -236,6 +239,7 @@ impl Session {
     /// The client has taken something in.
     pub(super) fn written(&mut self) {
         self.is_reading();
+        self.written_at = Some(self.now);
         if self.retires_at.is_none()
             && let Life::Leaving { until, .. } = &mut self.life
         {
@@ -267,9 +271,10 @@ impl Session {
         is_counted && self.due.is_empty() && self.to_client.is_empty() || self.now >= until
     }
 
-    /// Whether the client may get something yet.
+    /// Whether the client may get something yet, or is about to take in what it got.
     pub(super) fn is_owed(&self) -> bool {
-        !self.due.is_empty() || !self.to_client.is_empty() || self.is_subscribed
+        let was_written = self.written_at.is_some_and(|at| self.now < at + FAREWELL);
+        !self.due.is_empty() || !self.to_client.is_empty() || self.is_subscribed || was_written
     }
 
     /// When it wants to know the time.
@@ -280,7 +285,7 @@ impl Session {
             Life::Open | Life::Closing => self
                 .retires_at
                 .into_iter()
-                .flat_map(|at| [at, at + ARRIVALS])
+                .flat_map(|at| [at, at + ARRIVALS, at + ARRIVALS + ANSWERS])
                 .find(|moment| *moment > self.now),
         };
         let stall = match &self.mode {
@@ -391,8 +396,17 @@ impl Session {
     pub(super) fn retire(&mut self) -> bool {
         // What is in the buffers of the system is seen by the next look at the socket, and not by this one.
         let at = *self.retires_at.get_or_insert(self.now + ARRIVAL);
+        if let Life::Leaving { until, .. } = &mut self.life {
+            // Once, since nothing prolongs it from now on.
+            *until = (*until).max(at + ANSWERS);
+            return false;
+        }
         let is_between = self.inbox.is_empty() && !self.is_inside();
-        if self.now < at || !is_between && self.now < at + ARRIVALS || !self.leave() {
+        // A request that waits for something here has arrived. Others may be those of a client that sends on.
+        let waits =
+            matches!(self.first, First::Waiting) || self.is_called || matches!(self.link, Link::Connecting);
+        let patience = if waits { ARRIVALS + ANSWERS } else { ARRIVALS };
+        if self.now < at || !is_between && self.now < at + patience || !self.leave() {
             return false;
         }
         let answers = if self.is_subscribed { UNCOUNTED_ANSWERS } else { ANSWERS };

@@ -314,6 +314,24 @@ fn no_client_keeps_a_front_that_ends() {
 }
 
 #[test]
+fn what_a_client_that_leaves_takes_in_is_not_cut_by_the_end_of_the_front() {
+    let mut session = Session::new(forwarding(), None, false);
+    session.connected(Kind::Own);
+    session.inbox.extend_from_slice(&requests(&["GET k"]));
+    session.take();
+    session.client_closed();
+    assert!(session.take(), "it leaves");
+    session.tick(session.now + FAREWELL / 2);
+    session.written();
+    assert!(!session.retire() && !session.is_over());
+    session.tick(session.now + FAREWELL);
+    session.written();
+    assert!(!session.is_over(), "it takes something in");
+    session.tick(session.now + ANSWERS);
+    assert!(session.is_over());
+}
+
+#[test]
 fn answers_to_a_client_that_has_subscribed_are_waited_for() {
     let mut session = Session::new(forwarding(), None, false);
     session.connected(Kind::Own);
