@@ -1,5 +1,6 @@
 //! A job that this process runs: listed, and asked by others, for as long as it is.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,9 +34,39 @@ pub struct Attended<S: Steered> {
     store: Store,
     id: String,
     steered: Arc<S>,
-    closing: CancellationToken,
     file: Arc<SocketFile>,
-    tasks: Option<[JoinHandle<()>; 2]>,
+    serving: Task,
+    publishing: Task,
+}
+
+/// Something that is done until it is to end.
+#[derive(Debug)]
+struct Task {
+    closing: CancellationToken,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Task {
+    fn spawn<F: Future<Output = ()> + Send + 'static>(work: impl FnOnce(CancellationToken) -> F) -> Task {
+        let closing = CancellationToken::new();
+        let handle = Some(tokio::spawn(work(closing.clone())));
+        Task { closing, handle }
+    }
+
+    /// Ends it, and waits until it has.
+    async fn end(&mut self) {
+        self.closing.cancel();
+        if let Some(handle) = self.handle.take() {
+            // None of them panics.
+            let _ = handle.await;
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.iter().for_each(JoinHandle::abort);
+    }
 }
 
 impl<S: Steered> Attended<S> {
@@ -56,11 +87,9 @@ impl<S: Steered> Attended<S> {
         if let Some(hooks) = steered.hooks() {
             hooks.has_begun(is_resumed, &job);
         }
-        let closing = CancellationToken::new();
-        let serving = tokio::spawn(socket.serve(steered.clone(), closing.clone()));
-        let publishing = tokio::spawn(publish(store.clone(), steered.clone(), closing.clone()));
-        let (store, id) = (store.clone(), job.id);
-        Ok(Attended { store, id, steered, closing, file, tasks: Some([serving, publishing]) })
+        let serving = Task::spawn(|closing| socket.serve(steered.clone(), closing));
+        let publishing = Task::spawn(|closing| publish(store.clone(), steered.clone(), closing));
+        Ok(Attended { store: store.clone(), id: job.id, steered, file, serving, publishing })
     }
 
     /// What is asked.
@@ -80,11 +109,7 @@ impl<S: Steered> Attended<S> {
         if let Some(hooks) = self.steered.hooks() {
             hooks.drain().await;
         }
-        self.closing.cancel();
-        for task in self.tasks.take().into_iter().flatten() {
-            // Neither panics.
-            let _ = task.await;
-        }
+        self.publishing.end().await;
         let now = stands(&*self.steered).await.map(|standing| standing.job);
         let Some(now) = now.or_else(|| self.store.find(&self.id)) else { return };
         let now = Status { updated_s: now_s(), ..now };
@@ -99,8 +124,13 @@ impl<S: Steered> Attended<S> {
                 self.store.publish(&interrupted);
                 (interrupted, false)
             }
-            How::Forgotten => return self.store.forget(&self.id),
+            How::Forgotten => {
+                self.serving.end().await;
+                return self.store.forget(&self.id);
+            }
         };
+        // It is served until it is written down how it ended: it would seem to be nobody's in between.
+        self.serving.end().await;
         finish();
         if let Some(hooks) = self.steered.hooks() {
             hooks.has_ended(is_over, &now).await;
@@ -112,7 +142,6 @@ impl<S: Steered> Drop for Attended<S> {
     fn drop(&mut self) {
         // Before the journal is closed, and somebody else can run the job.
         self.file.remove();
-        self.tasks.iter().flatten().for_each(JoinHandle::abort);
     }
 }
 

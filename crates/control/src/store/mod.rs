@@ -18,7 +18,7 @@ mod names;
 mod status;
 mod trace;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -163,12 +163,17 @@ impl Store {
             found.filter(|status| status.id == id)
         };
         let mut found: Vec<Status> = ids.take(JOBS_MAX).filter_map(found).collect();
-        // A run that ends is there under both of its names for a moment.
-        let kept: HashSet<(String, u64)> =
-            found.iter().filter_map(|status| Some((status.run_of()?.to_owned(), status.created_s))).collect();
-        let ends = |status: &Status| kept.contains(&(status.id.clone(), status.created_s));
-        // Its next run may have begun within the same second.
-        found.retain(|status| !ends(status) || self.is_served(&status.id));
+        // A run that ends is there under both of its names for a moment. What is newer is its next run, which
+        // may have begun within the same second.
+        let kept: HashMap<(String, u64), u64> = found
+            .iter()
+            .filter_map(|status| Some(((status.run_of()?.to_owned(), status.created_s), status.updated_s)))
+            .collect();
+        let has_ended = |status: &Status| {
+            kept.get(&(status.id.clone(), status.created_s))
+                .is_some_and(|ended_s| status.updated_s <= *ended_s)
+        };
+        found.retain(|status| !has_ended(status));
         Ok((found, is_gone))
     }
 
