@@ -216,7 +216,13 @@ impl Jobs {
         let journals = journal::unfinished(&self.folder)
             .map_err(|e| Error::own(format!("read {}", self.folder.display()), e))?;
         for job in journals {
-            if !entries.iter().any(|entry| entry.status.id == job.name) {
+            let is_listed = entries.iter().any(|entry| entry.status.id == job.name);
+            // Its process has written down how it ended, and is about to remove the journal.
+            let ends = || {
+                let has_ended = entries.iter().any(|entry| entry.status.run_of() == Some(&job.name));
+                has_ended && self.store.is_served(&job.name)
+            };
+            if !is_listed && !ends() {
                 entries.extend(self.of_journal(job));
             }
         }

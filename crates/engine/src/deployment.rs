@@ -331,12 +331,23 @@ impl Deployment {
     /// # Errors
     /// The last node's, where none answered; as [`sentinel::group`].
     pub async fn refresh(&self) -> Result<Arc<Topology>> {
+        if !self.facts.cluster && !matches!(self.endpoint.address, Address::Sentinel(_)) {
+            return Ok(self.topology());
+        }
+        Ok(self.set_topology(self.topology_now().await?))
+    }
+
+    /// The topology as a node sees it now. Nothing goes by it but what the caller does.
+    ///
+    /// # Errors
+    /// As [`Deployment::refresh`].
+    pub async fn topology_now(&self) -> Result<Topology> {
         if let Address::Sentinel(watched) = &self.endpoint.address {
             let Group { primary, replicas } = sentinel::group(&self.endpoint, watched, self.options).await?;
-            return Ok(self.set_topology(Topology::standalone(primary, replicas)));
+            return Ok(Topology::standalone(primary, replicas));
         }
         if !self.facts.cluster {
-            return Ok(self.topology());
+            return Ok((*self.topology()).clone());
         }
         let known = self.topology();
         let mut candidates: Vec<Address> = known.shards.iter().map(|s| s.primary.clone()).collect();
@@ -353,9 +364,7 @@ impl Deployment {
                     let at = address.to_string();
                     failure = Some(Error::unfit(self.side(), at, "refresh the topology", what));
                 }
-                Ok(topology) => {
-                    return Ok(self.set_topology(topology));
-                }
+                Ok(topology) => return Ok(topology),
                 Err(e) => failure = Some(e),
             }
         }

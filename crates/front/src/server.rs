@@ -33,9 +33,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// After so long without a word a client is probed, as `tcp-keepalive` of the servers has it.
 const KEEPALIVE: Duration = Duration::from_secs(300);
 
-/// How long clients whose requests are under way may keep a front that ends: one that sends without a pause,
-/// for an answer, and to take it in.
-const END: Duration = ARRIVALS.saturating_add(ANSWERS).saturating_add(FAREWELL);
+/// How long clients whose requests are under way may keep a front that ends: for what a request waits for
+/// here, for an answer, and to take it in.
+const END: Duration = ARRIVALS.saturating_add(ANSWERS).saturating_add(ANSWERS).saturating_add(FAREWELL);
 
 /// How a front behaves.
 #[derive(Debug, Clone)]

@@ -16,6 +16,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// As many as the most common clients follow.
 const REDIRECTIONS_MAX: usize = 5;
+/// A node that leaves redirects clients until none has asked for so long. One that comes later may find its
+/// connection closed, as a pool of connections does.
+const LEFT_AFTER: Duration = Duration::from_secs(2);
 /// Letters of a command that are shown.
 const SHOWN: usize = 100;
 
@@ -35,7 +38,8 @@ pub struct Client {
     /// All addresses ever heard of, to learn the slots from.
     addresses: Vec<String>,
     slots: Slots,
-    connections: HashMap<String, Connection>,
+    /// With the time at which each was used last.
+    connections: HashMap<String, (Connection, Instant)>,
     /// What it has seen so far.
     pub observed: Observed,
 }
@@ -79,10 +83,14 @@ impl Client {
                     self.refresh();
                     return Outcome::Refused;
                 }
-                Err(Failure::NoAnswer(reason)) => {
-                    self.note(IncidentKind::Disconnected, &address, command, &reason);
+                Err(Failure::NoAnswer(reason, idle)) => {
                     self.connections.remove(&address);
                     self.refresh();
+                    let has_left = idle >= LEFT_AFTER && !self.slots.has(&address);
+                    if !has_left {
+                        let reason = format!("{reason} (idle for {} ms before)", idle.as_millis());
+                        self.note(IncidentKind::Disconnected, &address, command, &reason);
+                    }
                     return Outcome::Unknown;
                 }
                 Err(Failure::Answer(error)) => error,
@@ -113,13 +121,17 @@ impl Client {
     fn send_to(&mut self, address: &str, command: &Cmd, asking: bool) -> Result<Value, Failure> {
         if !self.connections.contains_key(address) {
             let connection = connect(address).map_err(|error| Failure::NotSent(format!("{error:#}")))?;
-            self.connections.insert(address.to_owned(), connection);
+            self.connections.insert(address.to_owned(), (connection, Instant::now()));
         }
-        let connection = self.connections.get_mut(address).expect("connected above");
+        let (connection, used) = self.connections.get_mut(address).expect("connected above");
+        let idle = used.elapsed();
+        let failure = |error| Failure::of(error, idle);
         if asking {
-            redis::cmd("ASKING").exec(connection).map_err(Failure::of)?;
+            redis::cmd("ASKING").exec(connection).map_err(failure)?;
         }
-        command.query(connection).map_err(Failure::of)
+        let reply = command.query(connection).map_err(failure);
+        *used = Instant::now();
+        reply
     }
 
     fn note(&mut self, kind: IncidentKind, address: &str, command: &Cmd, reason: &str) {
@@ -161,6 +173,11 @@ struct Slots {
 }
 
 impl Slots {
+    /// Whether a node owns anything.
+    fn has(&self, address: &str) -> bool {
+        self.ranges.values().any(|(_, owner)| owner == address)
+    }
+
     fn owner(&self, slot: u16) -> Option<&String> {
         let range = self.ranges.range(..=slot).next_back();
         let of_range = range.filter(|(_, (last, _))| slot <= *last).map(|(_, (_, owner))| owner);
@@ -222,16 +239,17 @@ pub(super) fn words_of_outcome(outcome: &Outcome) -> String {
 
 enum Failure {
     NotSent(String),
-    NoAnswer(String),
+    /// Why, and for how long the connection had not been used before.
+    NoAnswer(String, Duration),
     Answer(RedisError),
 }
 
 impl Failure {
-    fn of(error: RedisError) -> Self {
+    fn of(error: RedisError, idle: Duration) -> Self {
         // Only what a server said has a code.
         match error.code() {
             Some(_) => Self::Answer(error),
-            None => Self::NoAnswer(error.to_string()),
+            None => Self::NoAnswer(error.to_string(), idle),
         }
     }
 }

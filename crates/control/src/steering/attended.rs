@@ -35,35 +35,33 @@ pub struct Attended<S: Steered> {
     id: String,
     steered: Arc<S>,
     file: Arc<SocketFile>,
-    serving: Task,
-    publishing: Task,
+    serving: Task<Socket>,
+    publishing: Task<()>,
 }
 
 /// Something that is done until it is to end.
 #[derive(Debug)]
-struct Task {
+struct Task<T> {
     closing: CancellationToken,
-    handle: Option<JoinHandle<()>>,
+    handle: Option<JoinHandle<T>>,
 }
 
-impl Task {
-    fn spawn<F: Future<Output = ()> + Send + 'static>(work: impl FnOnce(CancellationToken) -> F) -> Task {
+impl<T: Send + 'static> Task<T> {
+    fn spawn<F: Future<Output = T> + Send + 'static>(work: impl FnOnce(CancellationToken) -> F) -> Task<T> {
         let closing = CancellationToken::new();
         let handle = Some(tokio::spawn(work(closing.clone())));
         Task { closing, handle }
     }
 
-    /// Ends it, and waits until it has.
-    async fn end(&mut self) {
+    /// Ends it, and waits until it has; what it leaves.
+    async fn end(&mut self) -> Option<T> {
         self.closing.cancel();
-        if let Some(handle) = self.handle.take() {
-            // None of them panics.
-            let _ = handle.await;
-        }
+        // None of them panics.
+        self.handle.take()?.await.ok()
     }
 }
 
-impl Drop for Task {
+impl<T> Drop for Task<T> {
     fn drop(&mut self) {
         self.handle.iter().for_each(JoinHandle::abort);
     }
@@ -110,6 +108,9 @@ impl<S: Steered> Attended<S> {
             hooks.drain().await;
         }
         self.publishing.end().await;
+        // Nobody is answered any more, and it seems to be served until it is written down how it ended: it
+        // would be nobody's in between.
+        let socket = self.serving.end().await;
         let now = stands(&*self.steered).await.map(|standing| standing.job);
         let Some(now) = now.or_else(|| self.store.find(&self.id)) else { return };
         let now = Status { updated_s: now_s(), ..now };
@@ -124,14 +125,10 @@ impl<S: Steered> Attended<S> {
                 self.store.publish(&interrupted);
                 (interrupted, false)
             }
-            How::Forgotten => {
-                self.serving.end().await;
-                return self.store.forget(&self.id);
-            }
+            How::Forgotten => return self.store.forget(&self.id),
         };
-        // It is served until it is written down how it ended: it would seem to be nobody's in between.
-        self.serving.end().await;
         finish();
+        drop(socket);
         if let Some(hooks) = self.steered.hooks() {
             hooks.has_ended(is_over, &now).await;
         }

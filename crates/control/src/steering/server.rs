@@ -115,7 +115,8 @@ impl Socket {
     }
 
     /// Answers until `closing` is cancelled; those that wait for an answer then still get it, within 5 s.
-    pub async fn serve<S: Steered>(self, steered: Arc<S>, closing: CancellationToken) {
+    /// Returns the socket: while it is there the job seems to be served.
+    pub async fn serve<S: Steered>(self, steered: Arc<S>, closing: CancellationToken) -> Socket {
         let mut callers = JoinSet::new();
         loop {
             tokio::select! {
@@ -141,6 +142,7 @@ impl Socket {
         if timeout(CLOSED_WITHIN, answered).await.is_err() {
             tracing::warn!("a request was still open when the job ended");
         }
+        self
     }
 }
 
@@ -268,7 +270,7 @@ mod tests {
         path: PathBuf,
         job: Arc<Job>,
         closing: CancellationToken,
-        task: tokio::task::JoinHandle<()>,
+        task: tokio::task::JoinHandle<Socket>,
     }
 
     /// A job whose callers have to be this user.

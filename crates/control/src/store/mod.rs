@@ -153,8 +153,12 @@ impl Store {
         // What is no file, a pipe for example, could keep its reader waiting.
         let ids = files.filter_map(|file| {
             let file = file.ok().filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()))?;
-            file.file_name().to_str()?.strip_suffix(".json").map(str::to_owned)
+            let id = file.file_name().to_str()?.strip_suffix(".json").map(str::to_owned)?;
+            // A name that no job has is not looked for.
+            (self.path(&id, "json").file_name() == Some(&file.file_name())).then_some(id)
         });
+        // All names first, so that they are those of one moment, nearly.
+        let ids: Vec<String> = ids.take(JOBS_MAX).collect();
         // One under another name was left by a process that was killed while it wrote down how the job ended.
         let mut is_gone = false;
         let found = |id: String| {
@@ -162,7 +166,7 @@ impl Store {
             is_gone |= found.is_none() && !self.path(&id, "json").exists();
             found.filter(|status| status.id == id)
         };
-        let mut found: Vec<Status> = ids.take(JOBS_MAX).filter_map(found).collect();
+        let mut found: Vec<Status> = ids.into_iter().filter_map(found).collect();
         // A run that ends is there under both of its names for a moment. What is newer is its next run, which
         // may have begun within the same second.
         let kept: HashMap<(String, u64), u64> = found

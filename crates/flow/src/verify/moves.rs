@@ -26,8 +26,9 @@ const VIEWS_MAX: usize = 8;
 /// How long a verification that is stopped asks whether slots have moved.
 const STOPPED_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is asked where slots are while keys are compared.
+/// How often it is asked where slots are while keys are compared, and how long an answer may take.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
+const LOOK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Of the source, and of the target.
 type Topologies = (Arc<Topology>, Arc<Topology>);
@@ -90,9 +91,11 @@ impl Run {
     pub(super) async fn note_moves_at_stop(&self, before: &Topologies) -> Result<()> {
         // Who stops it does not wait for servers that do not answer.
         let looking = tokio::time::timeout(STOPPED_LOOK_MAX, self.moves_since(before));
-        if let Ok(Ok((_, moves))) = looking.await
-            && moves.iter().any(|(_, slots)| !slots.is_empty())
-        {
+        let moves = match looking.await {
+            Ok(Ok((_, moves))) => moves,
+            _ => named(std::mem::take(&mut *self.moved.lock())),
+        };
+        if moves.iter().any(|(_, slots)| !slots.is_empty()) {
             self.note_moves(&moves, OVERLOOKED);
             self.give_up_journal()?;
         }
@@ -106,33 +109,41 @@ impl Run {
         let (target, of_target) = self.side_since(&self.target, &before.1).await?;
         // Those that are back by now were seen elsewhere meanwhile.
         let [seen_source, seen_target] = std::mem::take(&mut *self.moved.lock());
-        let moves = [("source", of_source.union(&seen_source)), ("target", of_target.union(&seen_target))];
+        let moves = named([of_source.union(&seen_source), of_target.union(&seen_target)]);
         Ok(((source, target), moves))
     }
 
     /// Does some work, and sees meanwhile which slots are elsewhere than `before`: one that goes to another
-    /// shard and comes back would look at the end as if it had stayed.
+    /// shard and comes back would look at the end as if it had stayed. It sees those that are away for longer
+    /// than [`WATCH_PERIOD`], while the nodes answer.
     async fn while_watched(&self, before: &Topologies, work: impl Future<Output = Result<()>>) -> Result<()> {
-        let watch = async {
-            loop {
-                tokio::time::sleep(WATCH_PERIOD).await;
-                for (at, (deployment, before)) in
-                    [(&self.source, &before.0), (&self.target, &before.1)].into_iter().enumerate()
-                {
-                    // One that does not answer now is asked again; the work waits for none.
-                    if before.cluster
-                        && let Ok(now) = deployment.refresh().await
-                    {
-                        let moved = self.selected(moved_between(before, &now));
-                        let mut seen = self.moved.lock();
-                        seen[at] = seen[at].union(&moved);
-                    }
-                }
-            }
-        };
         tokio::select! {
             outcome = work => outcome,
-            never = watch => never,
+            failed = self.watch_side(0, &self.source, &before.0) => failed,
+            failed = self.watch_side(1, &self.target, &before.1) => failed,
+        }
+    }
+
+    /// Watches a side, until it cannot be written down that nobody can go on from here.
+    async fn watch_side(&self, side: usize, deployment: &Deployment, before: &Topology) -> Result<()> {
+        if !before.cluster {
+            return std::future::pending().await;
+        }
+        loop {
+            tokio::time::sleep(WATCH_PERIOD).await;
+            // A node that does not answer now is not waited for: another one is asked the next time. Requests
+            // do not go by what it says, since which replica is read from must not change all the time.
+            let Ok(Ok(now)) = tokio::time::timeout(LOOK_WITHIN, deployment.topology_now()).await else {
+                continue;
+            };
+            let moved = self.selected(moved_between(before, &now));
+            if !moved.is_empty() {
+                {
+                    let mut seen = self.moved.lock();
+                    seen[side] = seen[side].union(&moved);
+                }
+                self.give_up_journal()?;
+            }
         }
     }
 
@@ -191,6 +202,10 @@ impl Run {
             self.ledger().notes.push(note);
         }
     }
+}
+
+fn named([source, target]: [SlotSet; 2]) -> Moves {
+    [("source", source), ("target", target)]
 }
 
 /// Slots that another shard has than before. After a failover another node has the same slots.

@@ -128,7 +128,12 @@ impl Checkpoints {
         let ledger = ledger.lock().clone();
         let state =
             VerifyState { layout: self.layout.clone(), units: self.units().clone(), ledger: Some(ledger) };
-        self.journal.lock().checkpoint(&state, disk)
+        let mut journal = self.journal.lock();
+        // Once more under the mutex: it may have been given up while we waited.
+        if self.is_given_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        journal.checkpoint(&state, disk)
     }
 
     /// The verification is complete: the journal is removed.
