@@ -634,10 +634,18 @@ fn log_file(dir: &Path) -> PathBuf {
     dir.join("server.log")
 }
 
-/// The last lines of a log.
+/// The last lines of a log. Where it ends with the report of a crash, the first ones of that: they say what
+/// has failed, and hundreds follow.
 fn tail(log: &str) -> &str {
-    let from = log.rmatch_indices('\n').nth(LOG_TAIL_LINES).map_or(0, |(at, _)| at + 1);
-    &log[from..]
+    let lines_before =
+        |end: usize, lines: usize| log[..end].rmatch_indices('\n').nth(lines).map_or(0, |(at, _)| at + 1);
+    let last = &log[lines_before(log.len(), LOG_TAIL_LINES)..];
+    let Some(at) = log.rfind("BUG REPORT START").filter(|_| last.contains("BUG REPORT END")) else {
+        return last;
+    };
+    let report = &log[lines_before(at, 2)..];
+    let end = report.match_indices('\n').nth(LOG_TAIL_LINES).map_or(report.len(), |(at, _)| at + 1);
+    &report[..end]
 }
 
 /// A word of the configuration file.
@@ -675,6 +683,12 @@ mod tests {
     fn the_tail_is_the_last_lines() {
         let log: String = (0..50).map(|n| format!("line {n}\n")).collect();
         assert!(tail(&log).starts_with("line 20\n") && tail(&log).ends_with("line 49\n"));
+        let crash =
+            format!("{log}=== BUG REPORT START ===\nASSERTION FAILED\n{log}{log}=== BUG REPORT END ===\n");
+        assert!(tail(&crash).starts_with("line 48\n") && tail(&crash).contains("ASSERTION FAILED\n"));
+        assert_eq!(tail(&crash).lines().count(), 31);
+        let later = crash + &log;
+        assert!(tail(&later).starts_with("line 20\n"), "it has been started again since");
         assert_eq!(tail("short\n"), "short\n");
     }
 
