@@ -348,7 +348,8 @@ async fn changes_of_groups_are_noticed_without_watch(engine: Engine) {
             let mut link = open(&url, Side::Source).await;
             for i in (1..1_000).take_while(|_| !done.load(Ordering::Relaxed)) {
                 run(&mut link, &[&format!("XACK x g {i}-1")]).await;
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                // There are enough of them for 20 s.
+                tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
     });
