@@ -105,7 +105,8 @@ fn a_rebalance_is_planned_approved_and_watched_by_clicks(engine: Engine) {
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
     let record = writers.stop();
     scene.assert_kept(&record);
-    record.observed.assert_only_moved();
+    // How often a client is sent back and forth at a handover is asserted elsewhere.
+    record.observed.assert_only_redirected();
     scene.assert_unchanged(&before);
 }
 
@@ -408,7 +409,8 @@ fn a_drain_is_cancelled_half_way() {
     browser.wait_within(&state, PATIENCE);
     let record = writers.stop();
     scene.assert_kept(&record);
-    record.observed.assert_only_moved();
+    // How often a client is sent back and forth at a handover is asserted elsewhere.
+    record.observed.assert_only_redirected();
     scene.assert_unchanged(&before);
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
