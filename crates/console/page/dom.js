@@ -76,7 +76,8 @@ export function refill(node, basis, build) {
   const { test, of } = node.contains(document.activeElement) ? document.activeElement.dataset : {};
   fill(node, build());
   if (!test) return;
-  const same = [...node.querySelectorAll(`[data-test="${CSS.escape(test)}"]`)].filter((one) => one.dataset.of === of);
+  const called = [...node.querySelectorAll(`[data-test="${CSS.escape(test)}"]`)];
+  const same = called.filter((one) => one.dataset.of === of);
   // Where there are several it could be another one's.
   if (same.length === 1) same[0].focus({ preventScroll: true });
 }

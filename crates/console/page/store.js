@@ -92,7 +92,9 @@ export function take(event, data) {
   if (data.jobs || data.gone || first) changed.jobs = takeJobs(first, data, changed.said);
   // Also of a job that stands still: a line without points would look as if nobody had asked. Messages about
   // other things than jobs come between two readings.
-  if (!data.trouble && state.readMs !== readBefore) state.jobs.forEach((job) => job.running && !job.ended && trace(job, state.readMs));
+  if (!data.trouble && state.readMs !== readBefore) {
+    state.jobs.forEach((job) => job.running && !job.ended && trace(job, state.readMs));
+  }
   for (const part of ["cluster", "fleet", "canary"]) {
     if (!(part in data)) continue;
     if (part === "cluster") changed.said.push(...clusterNews(state.cluster, data.cluster));

@@ -331,9 +331,6 @@ impl Deployment {
     /// # Errors
     /// The last node's, where none answered; as [`sentinel::group`].
     pub async fn refresh(&self) -> Result<Arc<Topology>> {
-        if !self.facts.cluster && !matches!(self.endpoint.address, Address::Sentinel(_)) {
-            return Ok(self.topology());
-        }
         Ok(self.set_topology(self.topology_now().await?))
     }
 

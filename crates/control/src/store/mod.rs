@@ -540,6 +540,11 @@ mod tests {
         (folder, store)
     }
 
+    /// A run of a job, as it stands now.
+    fn run_of(id: &str, created_s: u64) -> Status {
+        Status { id: id.to_owned(), created_s, updated_s: now_s(), ..Status::default() }
+    }
+
     #[test]
     fn a_job_is_found_again_and_locked_while_it_is_open() {
         let (_folder, store) = store();
@@ -658,12 +663,7 @@ mod tests {
     #[test]
     fn a_job_is_listed_at_any_moment_while_it_ends() {
         let (_folder, store) = store();
-        let run = |created_s: u64| Status {
-            id: "sync-1".to_owned(),
-            created_s,
-            updated_s: now_s(),
-            ..Status::default()
-        };
+        let run = |created_s| run_of("sync-1", created_s);
         let is_over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             store.publish(&run(1));
@@ -703,12 +703,7 @@ mod tests {
     #[test]
     fn a_run_that_ends_late_takes_nothing_from_the_next_one() {
         let (_folder, store) = store();
-        let run = |created_s: u64| Status {
-            id: "copy-1".to_owned(),
-            created_s,
-            updated_s: now_s(),
-            ..Status::default()
-        };
+        let run = |created_s| run_of("copy-1", created_s);
         store.publish(&run(7));
         store.forget("copy-1");
         store.publish(&run(9));

@@ -220,15 +220,16 @@ fn tried_until<T>(until: Instant, mut open: impl FnMut() -> Result<T, OpenError>
 /// Empties a file in which nothing was ever written down: redb writes the first bytes last, so a process that
 /// was killed while it made the file, or found the disk full, leaves zeros there. False for every other file.
 fn empty_unbegun(file: &FileBackend) -> Result<bool, OpenError> {
-    let everything = (Bound::Unbounded, Bound::Unbounded);
-    let locked = file.try_lock_range(everything.0, everything.1);
-    if !locked.map_err(|e| OpenError::Failed(io::Error::other(e)))? {
+    let fail = |e| OpenError::Failed(io::Error::other::<BackendError>(e));
+    if !file.try_lock_range(Bound::Unbounded, Bound::Unbounded).map_err(fail)? {
         return Err(OpenError::InUse);
     }
-    let emptied = is_unbegun(file).and_then(|is| if is { file.set_len(0).map(|()| is) } else { Ok(is) });
-    let unlocked = file.unlock_range(everything.0, everything.1);
-    let emptied = emptied.map_err(OpenError::Failed)?;
-    unlocked.map(|()| emptied).map_err(|e| OpenError::Failed(io::Error::other(e)))
+    let emptied = match is_unbegun(file) {
+        Ok(true) => file.set_len(0).map(|()| true),
+        outcome => outcome,
+    };
+    file.unlock_range(Bound::Unbounded, Bound::Unbounded).map_err(fail)?;
+    emptied.map_err(OpenError::Failed)
 }
 
 /// Whether there is nothing but what redb writes before the first bytes of a file: its first page without

@@ -74,13 +74,7 @@ impl Run {
             };
             let sample = Arc::new(Sample::of_slots(percent, slots));
             self.again.store(true, Ordering::Relaxed);
-            let compared = async {
-                for index in 0..self.options.dbs.len() {
-                    self.compare_db(index, &sample).await?;
-                }
-                Ok(())
-            };
-            self.while_watched(&now, compared).await?;
+            self.while_watched(&now, self.compare_dbs(&sample)).await?;
             self.note_moves(&moves, "their keys were compared once more");
             before = now;
         }

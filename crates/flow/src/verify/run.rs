@@ -181,9 +181,13 @@ impl Run {
             }
             return Ok(());
         }
-        let sample = Arc::new(self.sample(total));
+        self.compare_dbs(&Arc::new(self.sample(total))).await
+    }
+
+    /// Compares the keys of all databases that belong to the sample.
+    pub(super) async fn compare_dbs(self: &Arc<Self>, sample: &Arc<Sample>) -> Result<()> {
         for index in 0..self.options.dbs.len() {
-            self.compare_db(index, &sample).await?;
+            self.compare_db(index, sample).await?;
         }
         Ok(())
     }
@@ -215,7 +219,7 @@ impl Run {
     }
 
     /// Compares one pair of databases.
-    pub(super) async fn compare_db(self: &Arc<Self>, index: usize, sample: &Arc<Sample>) -> Result<()> {
+    async fn compare_db(self: &Arc<Self>, index: usize, sample: &Arc<Sample>) -> Result<()> {
         let workers = self.options.concurrency;
         let (jobs, inbox) = mpsc::channel(workers * 2);
         let inbox = Arc::new(tokio::sync::Mutex::new(inbox));
