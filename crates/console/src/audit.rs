@@ -3,16 +3,15 @@
 //! An order is written down before it is carried out, and what came of it afterwards: what a process that
 //! was killed had begun is there as well.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use whimbrel_control::clock::now_ms;
 
+use crate::files::{lock_of, private};
 use crate::tokens::Role;
 
 const FILE: &str = "console-audit.jsonl";
@@ -68,17 +67,16 @@ impl Audit {
     /// Where that fails: then nothing may be carried out.
     pub fn note(&self, entry: &Entry) -> io::Result<()> {
         let mut is_torn = self.is_torn.lock();
-        let _changing = self.lock()?;
+        // Another console of the folder may be about to make the same file the older one.
+        let _changing = lock_of(&self.path)?;
         if fs::metadata(&self.path).is_ok_and(|about| about.len() > BYTES_MAX) {
             fs::rename(&self.path, self.older())?;
         }
-        let mut options = OpenOptions::new();
-        options.append(true).create(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
         let target = entry.target.chars().take(TARGET_MAX).collect();
         let mut line = if *is_torn { vec![b'\n'] } else { Vec::new() };
         line.extend(serde_json::to_vec(&Entry { target, ..entry.clone() })?);
         line.push(b'\n');
-        let mut file = options.open(&self.path)?;
+        let mut file = private().append(true).create(true).open(&self.path)?;
         *is_torn = true;
         file.write_all(&line)?;
         *is_torn = false;
@@ -119,15 +117,6 @@ impl Audit {
         Ok(entries)
     }
 
-    /// Held while the log is written: another console of the folder may be about to make the same file the
-    /// older one.
-    fn lock(&self) -> io::Result<Flock<File>> {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
-        let file = options.open(self.path.with_extension("lock"))?;
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e.into())
-    }
-
     fn older(&self) -> PathBuf {
         self.path.with_extension("old.jsonl")
     }
@@ -155,7 +144,7 @@ mod tests {
         let audit = Audit::of(folder.path());
         assert_eq!(audit.latest().expect("read"), []);
         audit.note(&entry("pause")).expect("written");
-        let mut file = OpenOptions::new().append(true).open(&audit.path).expect("opened");
+        let mut file = fs::OpenOptions::new().append(true).open(&audit.path).expect("opened");
         file.write_all(b"{\"at_ms\": 8, \"wh\xff").expect("written");
         let audit = Audit::of(folder.path());
         audit.note_outcome(&entry("resume"), "done");

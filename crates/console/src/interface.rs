@@ -358,6 +358,7 @@ const JOB: &str = r##"{
         "created_s": {"type": "integer"}, "updated_s": {"type": "integer"},
         "ended_s": {"type": ["integer", "null"]},
         "begun_by": {"type": "string"}, "plan": {"type": "string"},
+        "pid": {"type": "integer", "description": "the process that runs it, or ran it last"},
         "scheduled": {"type": ["string", "null"], "description": "a cutover that was ordered for later"},
         "again": {"type": ["string", "null"], "description": "the command that goes on with it"},
         "limits": {"type": ["string", "null"], "description": "rates, in words"},

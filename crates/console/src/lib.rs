@@ -11,7 +11,7 @@
 //!   with it; [`runs`]: assessments, copies, syncs and verifications that are begun here; [`remembered`]:
 //!   what was found out about migrations;
 //! - [`snapshot`]: how everything stood; [`shown`]: a job as the page gets it;
-//! - [`tokens`]: who may do what; [`audit`]: who has done what;
+//! - [`tokens`]: who may do what; [`audit`]: who has done what; `files`: how both are kept;
 //! - [`page`]: the files of the page, all of them in the binary; [`interface`]: the document that describes
 //!   what can be asked;
 //! - [`again`], [`report`]: the command that goes on with an interrupted job, and the report of one that has
@@ -32,6 +32,7 @@ mod checks;
 pub mod cluster;
 mod counted;
 mod failure;
+mod files;
 mod inner;
 pub mod interface;
 mod mover;

@@ -10,6 +10,7 @@ use whimbrel_control::clock::now_ms;
 use whimbrel_control::store::Status;
 use whimbrel_flow::journal::write_whole;
 
+use crate::files::lock_of;
 use crate::runs::{has_address, is_side};
 
 const FILE: &str = "console-migrations.json";
@@ -69,7 +70,8 @@ impl Remembered {
             return;
         }
         let mut migrations = self.migrations.lock();
-        // Another console of the folder may have found out more meanwhile.
+        // Another console of the folder may find out something at the same time, or has before.
+        let lock = lock_of(&self.path);
         if let Some(known) = known_in(&self.path) {
             *migrations = known;
         }
@@ -88,7 +90,7 @@ impl Remembered {
         migrations.push(migration);
         let above = migrations.len().saturating_sub(MIGRATIONS_MAX);
         migrations.drain(..above);
-        if let Err(error) = write_whole(&self.path, &*migrations) {
+        if let Err(error) = lock.and_then(|_lock| write_whole(&self.path, &*migrations)) {
             tracing::warn!(%error, "what was found out about a migration cannot be written down");
         }
     }
@@ -169,6 +171,24 @@ mod tests {
         remembered.note(("sentinel://s:26379/other", "b:2"), About::Rehearsal, json!({"text": "its own"}));
         let named = Status { source: "sentinel://s:26379/other".to_owned(), ..job(9) };
         assert_eq!(remembered.find(&named)["rehearsal"]["text"], "its own");
+    }
+
+    #[test]
+    fn what_two_consoles_note_at_the_same_moment_is_all_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let notes_of = |console: char| {
+            let remembered = Remembered::of(folder.path());
+            for number in 0..MIGRATIONS_MAX / 2 {
+                let source = format!("{console}{number}:1");
+                remembered.note((&source, "b:2"), About::Assessment, json!({"state": "done"}));
+            }
+        };
+        std::thread::scope(|scope| {
+            for console in ['x', 'y'] {
+                scope.spawn(move || notes_of(console));
+            }
+        });
+        assert_eq!(Remembered::of(folder.path()).migrations.lock().len(), MIGRATIONS_MAX);
     }
 
     #[test]

@@ -4,29 +4,29 @@
 //! is found, asked and resumed by everything else. Passwords go by the environment of that process: they are
 //! written down nowhere, and in no list of processes.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::fcntl::OFlag;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, Command};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::clock::now_ms;
+use whimbrel_control::clock::{now_ms, now_s};
 use whimbrel_control::jobs::Jobs;
 use whimbrel_control::store::{BEGUN_BY, Entry, Kind, Status};
 
 use crate::failure::{Answer, Failure};
+use crate::files::private;
 use crate::tokens::by_token;
 
 /// How many assessments run at once, and how many are kept.
@@ -44,6 +44,9 @@ const SAID_BYTES_MAX: u64 = 8 << 10;
 
 /// How many files with what processes have said are kept: the newest.
 const SAID_KEPT: usize = 100;
+
+/// How many jobs may be waited for at once until they are listed.
+const BEGUN_AT_ONCE: usize = 16;
 
 /// How long a job may take until it is listed: servers are asked before.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
@@ -177,13 +180,6 @@ impl std::fmt::Debug for GoOnWanted {
     }
 }
 
-/// A process to be begun, and the job that it runs.
-struct Beginning {
-    kind: Kind,
-    sides: Sides,
-    arguments: Vec<String>,
-}
-
 /// Passwords are not among what may be printed.
 impl std::fmt::Debug for JobWanted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -285,16 +281,19 @@ pub struct Runs {
     folder: PathBuf,
     state_dir: PathBuf,
     assessments: Mutex<(u64, VecDeque<Assessment>)>,
-    /// Jobs are begun one after another: each is known as the one that was not there before.
-    beginning: tokio::sync::Mutex<()>,
+    /// How many files have been made for what processes say. Only one at a time makes and removes them.
+    files: Mutex<u64>,
+    /// A permit for each job that is waited for until it is listed.
+    beginning: Semaphore,
 }
 
 impl Runs {
     /// For the jobs of this folder.
     pub fn new(state_dir: &Path) -> Runs {
         let folder = state_dir.join("console-runs");
-        let (assessments, beginning) = Default::default();
-        Runs { folder, state_dir: state_dir.to_owned(), assessments, beginning }
+        let (assessments, files) = Default::default();
+        let beginning = Semaphore::new(BEGUN_AT_ONCE);
+        Runs { folder, state_dir: state_dir.to_owned(), assessments, files, beginning }
     }
 
     /// This binary with these arguments, in a group of its own: what ends the console does not end it.
@@ -372,9 +371,8 @@ impl Runs {
 
     /// Begins a job between two servers. Returns its name once it is listed.
     pub(crate) async fn begin(self: Arc<Runs>, wanted: JobWanted, who: String) -> Answer<Entry> {
-        let beginning =
-            Beginning { kind: wanted.kind(), sides: wanted.sides(), arguments: wanted.arguments()? };
-        self.run(beginning, who).await
+        let arguments = wanted.arguments()?;
+        self.run(&wanted.sides(), arguments, who).await
     }
 
     /// Goes on with a job that was interrupted, by the command that is written down with it. Returns its name
@@ -396,26 +394,26 @@ impl Runs {
             // The job's name was typed to confirm it.
             arguments.push("--yes".to_owned());
         }
-        self.run(Beginning { kind: status.kind, sides, arguments }, who).await
+        self.run(&sides, arguments, who).await
     }
 
-    async fn run(self: Arc<Runs>, beginning: Beginning, who: String) -> Answer<Entry> {
-        let _beginning = self.beginning.lock().await;
-        let before = self.known().await?;
+    async fn run(self: Arc<Runs>, sides: &Sides, mut arguments: Vec<String>, who: String) -> Answer<Entry> {
+        let _permit = self.beginning.try_acquire().map_err(|_| {
+            Failure::conflict(format!("{BEGUN_AT_ONCE} jobs are being begun already"))
+                .with_remedy("wait until they are listed")
+        })?;
         let fail = |e: &dyn std::fmt::Display| {
             Failure::conflict(format!("the job cannot be begun: {e}"))
                 .with_remedy("see whether the state folder can be written, and its disk has room")
         };
-        fs::create_dir_all(&self.folder).and_then(|()| self.forget_old()).map_err(|e| fail(&e))?;
-        let path = self.folder.join(format!("{:x}.log", now_ms()));
-        let said = private(&path).map_err(|e| fail(&e))?;
-        let mut arguments = beginning.arguments.clone();
+        let (path, said) = self.new_file().map_err(|e| fail(&e))?;
         let folder = self.state_dir.to_string_lossy().into_owned();
         arguments.splice(1..1, ["--state-dir".to_owned(), folder]);
         let both = said.try_clone().map_err(|e| fail(&e))?;
-        let mut command = Runs::command(&beginning.sides, arguments, &who);
+        let mut command = Runs::command(sides, arguments, &who);
+        let began_s = now_s();
         let mut child = command.stdout(both).stderr(said).spawn().map_err(|e| fail(&e))?;
-        let listed = self.listed(&beginning, &mut child, &before).await;
+        let listed = self.listed(&mut child, began_s).await;
         if listed.is_err() {
             // One that is not listed is nobody's: it must not write on unseen.
             let _ = child.kill().await;
@@ -437,42 +435,34 @@ impl Runs {
         Ok(listing.await.map_err(|e| Failure::conflict(e.to_string()))??)
     }
 
-    /// The names of those that run or have ended.
-    async fn known(&self) -> Answer<BTreeSet<String>> {
-        let known = self.jobs().await?.into_iter().filter(|entry| entry.running || entry.status.ended);
-        Ok(known.map(|entry| entry.status.id).collect())
-    }
-
-    /// Removes the oldest of what processes have said.
-    fn forget_old(&self) -> std::io::Result<()> {
+    /// Makes a file for what a process says, and removes the oldest ones.
+    fn new_file(&self) -> std::io::Result<(PathBuf, File)> {
+        let mut files = self.files.lock();
+        fs::create_dir_all(&self.folder)?;
         // Their names sort by their age.
         let mut names: Vec<PathBuf> =
             fs::read_dir(&self.folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
         names.sort();
         let old = names.len().saturating_sub(SAID_KEPT);
-        names.iter().take(old).try_for_each(fs::remove_file)
+        // One that another console has removed is gone, and one that stays is removed the next time.
+        names.iter().take(old).for_each(|old| drop(fs::remove_file(old)));
+        *files += 1;
+        let path = self.folder.join(format!("{:x}-{}.log", now_ms(), *files));
+        Ok((path.clone(), private().append(true).create_new(true).open(&path)?))
     }
 
-    /// Waits until the job that this process runs is listed. `Err(None)` where the process has ended before.
-    async fn listed(
-        &self,
-        beginning: &Beginning,
-        child: &mut Child,
-        before: &BTreeSet<String>,
-    ) -> Result<Entry, Option<Failure>> {
+    /// Waits until the job that this process runs since `began_s` is listed. `Err(None)` where the process
+    /// has ended before.
+    async fn listed(&self, child: &mut Child, began_s: u64) -> Result<Entry, Option<Failure>> {
         let until = Instant::now() + LISTED_WITHIN;
-        // One that ran before and has ended meanwhile is kept under another name.
-        let is_known = |status: &Status| before.iter().any(|known| status.is_run_of(known));
-        let Beginning { kind, sides: Sides { source, target, .. }, .. } = beginning;
-        let target = target.as_deref().unwrap_or_default();
+        let pid = child.id();
         loop {
             let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
             let found = self.jobs().await.map_err(Some)?.into_iter().find(|entry| {
-                let status = &entry.status;
-                // A short one has ended by now, and is listed so.
-                let is_new = (entry.running || status.ended) && !is_known(status);
-                let is_pair = is_side(&status.source, source) && is_side(&status.target, target);
-                status.kind == *kind && is_pair && is_new
+                let Entry { status, running } = entry;
+                // A short one has ended by now, and is listed so. Processes of before had the same number.
+                let has_ended = status.ended && status.updated_s >= began_s;
+                status.pid == pid && (*running || has_ended)
             });
             match (found, has_ended) {
                 (Some(entry), _) => return Ok(entry),
@@ -500,13 +490,6 @@ pub(crate) fn is_side(address: &str, given: &str) -> bool {
 /// primary, or a socket's.
 pub(crate) fn has_address(given: &str) -> bool {
     matches!(given.split_once("://"), None | Some(("redis" | "rediss" | "valkey" | "valkeys", _)))
-}
-
-/// A new file for this user alone.
-fn private(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.append(true).create_new(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
-    options.open(path)
 }
 
 /// The last that a process said.

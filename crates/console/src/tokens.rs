@@ -4,18 +4,19 @@
 //! a token that was drawn at random needs no slower hash.
 
 use std::fmt::{self, Write as _};
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::Flock;
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 use whimbrel_control::clock::now_s;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::journal::replace;
+
+use crate::files::lock_of;
 
 /// The name of the file.
 const FILE: &str = "console-tokens.json";
@@ -166,15 +167,11 @@ impl Tokens {
 
     /// Held while tokens are changed: of two changes at once neither undoes the other.
     fn lock(&self) -> Result<Flock<File>> {
-        let path = self.path.with_extension("lock");
-        let fail = |e: &dyn fmt::Display| Error::own(format!("lock {}", path.display()), e);
+        let fail = |e| Error::own(format!("lock {}", self.path.display()), &e);
         if let Some(folder) = self.path.parent() {
-            fs::create_dir_all(folder).map_err(|e| fail(&e))?;
+            fs::create_dir_all(folder).map_err(fail)?;
         }
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
-        let file = options.open(&path).map_err(|e| fail(&e))?;
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| fail(&e))
+        lock_of(&self.path).map_err(fail)
     }
 
     /// The file is whole or as it was, whenever this process ends.

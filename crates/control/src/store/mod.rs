@@ -295,6 +295,7 @@ impl Store {
         let publish = || {
             std::fs::create_dir_all(&self.folder)?;
             let mut status = status.clone().with_origin_of(before);
+            status.pid = Some(std::process::id());
             if before.is_none_or(|before| before.created_s != status.created_s) {
                 status.origin.begun_by = status.origin.begun_by.or_else(|| Some(status::begun_by()));
             }

@@ -115,6 +115,9 @@ pub struct Status {
     pub updated_s: u64,
     /// True once nothing is left to be done for it.
     pub ended: bool,
+    /// The process that runs it, or ran it last; `None` where that was not written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// What goes on with it, as arguments for whimbrel; empty where it is the same for all of its kind, or
     /// nothing can.
     #[serde(default)]
