@@ -453,26 +453,20 @@ impl Reader {
 
     /// Reads one key whose slot is on the move, wherever it is.
     async fn follow(&mut self, key: &Bytes) -> Result<Fetched> {
-        let first = if self.shared.source.capabilities.get { Fetch::String } else { Fetch::Payload };
+        let big = self.shared.options.big_key_bytes;
         for _ in 0..UNSTABLE_ROUNDS_MAX {
             let clock = self.shared.source.capabilities.clock();
             let before = self.follow_expiry(key, clock).await?;
-            let mut fetch = first;
-            let mut value = self.follow_call(key, &[fetch.command(), key]).await?;
+            let (fetch, size) = self.follow_size(key).await?;
+            if size.is_some_and(|bytes| bytes > big) {
+                // Too large to be read here in one piece: its slot is gone through again when it has settled.
+                self.shared.suspects.note_source(Slot::of_key(key));
+                return Ok(Fetched::Later);
+            }
+            let value = self.follow_call(key, &[fetch.command(), key]).await?;
             if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
-                let big = self.shared.options.big_key_bytes;
-                let mut size = self.follow_usage(key, Samples::First).await?;
-                if was_sampled(&size, big) {
-                    size = self.follow_usage(key, Samples::All).await?;
-                }
-                if size.as_int().is_some_and(|n| n.unsigned_abs() > big) {
-                    // Too large to be read here in one piece: its slot is gone through again when it has
-                    // settled.
-                    self.shared.suspects.note_source(Slot::of_key(key));
-                    return Ok(Fetched::Later);
-                }
-                fetch = Fetch::Payload;
-                value = self.follow_call(key, &[fetch.command(), key]).await?;
+                // It was replaced since it was measured.
+                continue;
             }
             let after = self.follow_expiry(key, clock).await?;
             let read = Read { fetch, way: Way::Bracketed, clock, expiries: true, asking: false };
@@ -483,6 +477,20 @@ impl Reader {
             }
         }
         Ok(Fetched::Found(Found::Unstable, Fetch::String))
+    }
+
+    /// How it is fetched, and how many bytes it takes, if its server says that.
+    async fn follow_size(&mut self, key: &Bytes) -> Result<(Fetch, Option<u64>)> {
+        if self.shared.source.capabilities.get
+            && let Some(length) = self.follow_call(key, &[b"STRLEN", key]).await?.as_int()
+        {
+            return Ok((Fetch::String, Some(length.unsigned_abs())));
+        }
+        let mut size = self.follow_usage(key, Samples::First).await?;
+        if was_sampled(&size, self.shared.options.big_key_bytes) {
+            size = self.follow_usage(key, Samples::All).await?;
+        }
+        Ok((Fetch::Payload, size.as_int().map(i64::unsigned_abs)))
     }
 
     async fn follow_usage(&mut self, key: &Bytes, look: Samples) -> Result<Value> {
