@@ -127,7 +127,13 @@ impl Scene {
     /// Panics unless everything but the writers' keys is as it was.
     #[track_caller]
     pub fn assert_unchanged(&self, before: &Snapshot) {
-        let found = diff(before, &self.unwritten(), 1);
+        self.assert_unchanged_within(before, 1);
+    }
+
+    /// Likewise, where keys may expire at another time: by so many milliseconds at most.
+    #[track_caller]
+    pub fn assert_unchanged_within(&self, before: &Snapshot, expiry_ms_max: u64) {
+        let found = diff(before, &self.unwritten(), expiry_ms_max);
         assert!(found.is_empty(), "{} differences, such as {:?}", found.len(), &found[..found.len().min(10)]);
     }
 

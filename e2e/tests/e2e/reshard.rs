@@ -214,7 +214,8 @@ fn the_legacy_method_moves_slots() {
     assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
     assert_eq!(shards::slots_of(&scene.cluster, 0).unwrap().len(), 8192 - 512);
     shards::assert_sound(&scene.cluster);
-    scene.assert_unchanged(&before);
+    // MIGRATE sends what is left until a key expires, so it expires later by as long as it took to arrive.
+    scene.assert_unchanged_within(&before, 60_000);
 }
 
 /// Slots that moved before it failed stay where they are, and everything that is said afterwards says so.

@@ -72,7 +72,9 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
         let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
         let state = state.path().to_str().expect("a plain path");
         let to = cluster.node_id(2);
-        let args = ["reshard", &seed, "--slots", "0-499", "--to", to, "--yes", "--state-dir", state];
+        // What is tested is the sync: on a busy machine the move may pause for longer than usual.
+        let args = ["reshard", &seed, "--slots", "0-499", "--to", to, "--yes", "--max-pause", "5s"];
+        let args = [&args[..], &["--state-dir", state]].concat();
         let args: Vec<&str> = args.into_iter().chain(["--method", method]).collect();
         whimbrel_e2e::binary::run(&args).expect_code(0);
         writers.wait_for(400, PATIENCE);
