@@ -361,6 +361,7 @@ impl Executor {
                 memory_bytes: self.options.memory_bytes,
                 rates: self.progress.rates.clone(),
                 job: self.job.clone(),
+                client_name: self.handover_options().client_name(),
                 drain_ms_max: self.rules.max_pause_ms / 2,
                 gate: gate_of(&target),
             };

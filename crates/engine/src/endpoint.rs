@@ -11,6 +11,7 @@ use crate::error::{Error, Result, Side};
 pub use crate::login::Secret;
 use crate::login::{PasswordCommand, Token};
 use crate::remedy::Remedy;
+use crate::unanswered::Unanswered;
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -189,6 +190,8 @@ pub struct Endpoint {
     pub naming: Naming,
     /// Addresses that the cluster announces and what to connect to instead: for NAT, tunnels, containers.
     pub address_map: Vec<(Address, Address)>,
+    /// Connections to it that ended before all their commands were answered.
+    pub unanswered: Unanswered,
 }
 
 impl Endpoint {
@@ -233,6 +236,7 @@ impl Endpoint {
             db: None,
             tls: None,
             address_map: Vec::new(),
+            unanswered: Unanswered::default(),
         };
         let Some((scheme, _)) = text.split_once("://") else {
             endpoint.address = bare_address(text).ok_or_else(|| fail("this is not HOST:PORT"))?;

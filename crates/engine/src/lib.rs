@@ -2,6 +2,7 @@
 //!
 //! - [`endpoint`]: what the user typed to name a deployment, and how to reach it;
 //! - [`link`]: one connection to one server, greeted and ready for commands;
+//! - [`unanswered`]: connections that ended while a server may still have commands of them;
 //! - [`login`]: passwords, and those that expire, which a command prints;
 //! - [`behind`] and [`routes`]: servers behind a proxy that divides keys among them;
 //! - [`paused`]: servers whose clients somebody has paused;
@@ -41,3 +42,4 @@ pub mod seal;
 pub mod sentinel;
 pub mod slot_keys;
 pub mod tls;
+pub mod unanswered;

@@ -1,31 +1,27 @@
 //! One connection to one server.
 
 use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use parking_lot::Mutex;
-use rustls_pki_types::ServerName;
-use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::scan::{Malformed, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
 use crate::behind;
 use crate::endpoint::{Address, Endpoint};
-use crate::error::{Code, Error, ErrorKind, Result, ServerError};
+use crate::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use crate::login::Token;
 use crate::remedy::Remedy;
-use crate::tls;
+
+mod account;
+mod stream;
+
+use self::account::Account;
+pub use self::stream::Io;
 
 /// How a connection behaves.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +44,8 @@ impl Default for LinkOptions {
 
 /// The name that connections show in `CLIENT LIST`.
 pub const CLIENT_NAME: &str = "whimbrel";
+
+const CLIENT_ID: &str = "CLIENT ID";
 
 /// Most space asked for before a read, however long a value the peer announces.
 const RESERVE_BYTES_MAX: usize = 4 << 20;
@@ -73,8 +71,7 @@ pub struct Link {
     token: Option<Token>,
     keeps_login: bool,
     /// Commands that were sent, and replies that were read.
-    sent: u64,
-    answered: u64,
+    account: Account,
     /// What was queued ends between `MULTI` and `EXEC`; and so did what was sent.
     in_transaction: bool,
     sent_in_transaction: bool,
@@ -90,7 +87,10 @@ impl Link {
         endpoint.token().await?;
         let opened = async {
             let io = Io::open(endpoint, address).await?;
-            Link::greeted(io, endpoint, address, options).await
+            io.reset_at_end();
+            let mut link = Link::greeted(io, endpoint, address, options).await?;
+            link.end_unanswered().await?;
+            Ok(link)
         };
         Link::in_time(opened, endpoint, address, options).await
     }
@@ -159,8 +159,7 @@ impl Link {
             outbox: Outbox::new(),
             token: None,
             keeps_login: true,
-            sent: 0,
-            answered: 0,
+            account: Account::default(),
             in_transaction: false,
             sent_in_transaction: false,
         }
@@ -253,14 +252,14 @@ impl Link {
     /// Logs in again where its password expires soon, before what is queued is sent.
     async fn keep_login(&mut self) -> Result<()> {
         let queued = std::mem::take(&mut self.outbox);
-        let sent = self.sent;
+        let sent = self.account.sent;
         self.push_login().await?;
         let outcome = match self.write_out().await {
             Ok(()) => self.reply().await,
             Err(e) => Err(e),
         };
         self.outbox = queued;
-        (self.sent, self.answered) = (sent, sent);
+        (self.account.sent, self.account.answered) = (sent, sent);
         match ServerError::of(&outcome?) {
             None => Ok(()),
             Some(mut e) => {
@@ -277,11 +276,11 @@ impl Link {
     /// # Errors
     /// `Broken`, or `Timeout` where the server takes nothing in for the reply timeout.
     pub async fn flush(&mut self) -> Result<()> {
-        let is_in_step = self.sent == self.answered && !self.sent_in_transaction;
+        let is_in_step = self.account.sent == self.account.answered && !self.sent_in_transaction;
         if self.keeps_login && is_in_step && self.is_login_due() {
             self.keep_login().await?;
         }
-        self.sent = self.outbox.commands();
+        self.account.sent = self.outbox.commands();
         self.sent_in_transaction = self.in_transaction;
         let Address::Behind(behind) = &self.address else { return self.write_out().await };
         let passed = behind::passed(&mut self.outbox, &behind.route);
@@ -316,7 +315,7 @@ impl Link {
         loop {
             let missing = match self.scanner.scan(&self.inbox) {
                 Ok(Progress::Complete(len)) => {
-                    self.answered += 1;
+                    self.account.answered += 1;
                     return Ok(self.inbox.split_to(len).freeze());
                 }
                 Ok(Progress::Incomplete(missing)) => missing,
@@ -481,6 +480,10 @@ impl Link {
     }
 
     fn fail(&self, tried: &str, kind: ErrorKind) -> Error {
+        if matches!(kind, ErrorKind::Closed | ErrorKind::Broken(_) | ErrorKind::Timeout(_)) {
+            // Now, since another link may be opened in its place before it is dropped.
+            self.account.note_end();
+        }
         Error::new(self.endpoint.side, self.address.to_string(), tried, kind)
     }
 
@@ -529,6 +532,10 @@ impl Link {
         } else {
             self.push(&[b"CLIENT", b"SETNAME", CLIENT_NAME.as_bytes()]);
             sent.push("CLIENT SETNAME");
+            if self.endpoint.side == Side::Target {
+                self.push(&[b"CLIENT", b"ID"]);
+                sent.push(CLIENT_ID);
+            }
         }
         if is_behind && self.options.db != 0 {
             let what = format!("database {} cannot be selected: a proxy has one, 0", self.options.db);
@@ -546,6 +553,9 @@ impl Link {
         self.flush().await?;
         for command in sent {
             let reply = self.reply().await?;
+            if let (CLIENT_ID, Value::Int(id)) = (command, &reply) {
+                self.account.is_kept_by(self.endpoint.unanswered.clone(), &self.address, *id);
+            }
             let Some(mut e) = ServerError::of(&reply) else { continue };
             if command == "AUTH" {
                 self.redact(&mut e);
@@ -574,7 +584,7 @@ impl Link {
                 }
                 // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a
                 // standalone server knows no READONLY.
-                ("CLIENT SETNAME" | "READONLY", _) => {}
+                ("CLIENT SETNAME" | CLIENT_ID | "READONLY", _) => {}
                 ("AUTH", _) => {
                     return Err(self.fail("log in", ErrorKind::Auth(e.text)));
                 }
@@ -586,207 +596,5 @@ impl Link {
             }
         }
         Ok(())
-    }
-}
-
-/// How long the system of a server may acknowledge nothing, or take nothing in, on connections for clients.
-const UNHEARD_MAX: Duration = Duration::from_secs(30);
-
-/// A stream of bytes to a server: plain, TLS, a socket in the file system, or something in this process that
-/// stands for one.
-pub struct Io(Kind);
-
-enum Kind {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-    Tls(Box<TlsStream<TcpStream>>),
-    /// In a mutex, which is never locked, as the whole is shared among threads that only look at it.
-    Within(Mutex<Box<dyn Within>>),
-}
-
-/// Something in this process that stands for a server.
-trait Within: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Within for T {}
-
-fn within(stream: &mut Mutex<Box<dyn Within>>) -> &mut Box<dyn Within> {
-    stream.get_mut()
-}
-
-impl std::fmt::Debug for Io {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = match &self.0 {
-            Kind::Tcp(_) => "Tcp",
-            Kind::Unix(_) => "Unix",
-            Kind::Tls(_) => "Tls",
-            Kind::Within(_) => "Within",
-        };
-        write!(f, "Io({kind})")
-    }
-}
-
-impl Io {
-    /// From where it is connected; `None` where that is no address, or is not known.
-    pub fn local_address(&self) -> Option<SocketAddr> {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.local_addr().ok(),
-            Kind::Tls(stream) => stream.get_ref().0.local_addr().ok(),
-            Kind::Unix(_) | Kind::Within(_) => None,
-        }
-    }
-
-    /// Has the system notice that the other side is out of reach: a client may wait for an answer as long as
-    /// it likes, so nothing else here would.
-    fn bound_silence(&self) -> io::Result<()> {
-        let stream = match &self.0 {
-            Kind::Tcp(stream) => stream,
-            Kind::Tls(stream) => stream.get_ref().0,
-            Kind::Unix(_) | Kind::Within(_) => return Ok(()),
-        };
-        let (socket, probe) = (SockRef::from(stream), UNHEARD_MAX / 4);
-        socket
-            .set_tcp_keepalive(&TcpKeepalive::new().with_time(probe).with_interval(probe).with_retries(3))?;
-        socket.set_tcp_user_timeout(Some(UNHEARD_MAX))
-    }
-
-    /// Something in this process that answers as a server would.
-    pub fn within(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Io {
-        Io(Kind::Within(Mutex::new(Box::new(stream))))
-    }
-
-    /// Connects, with the TLS of `endpoint`, and says nothing: for a caller that speaks for a client, which
-    /// logs in itself.
-    ///
-    /// # Errors
-    /// `Connect` or `Tls`.
-    pub async fn open(endpoint: &Endpoint, address: &Address) -> Result<Io> {
-        let fail = |kind| {
-            let unreachable = matches!(kind, ErrorKind::Connect(_));
-            let error = Error::new(endpoint.side, address.to_string(), "connect", kind);
-            match unreachable {
-                true => error
-                    .with_remedy("see that the server is up and reachable, and that the address is right"),
-                false => error,
-            }
-        };
-        let (host, port) = match address.reached() {
-            Address::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
-                return Ok(Io(Kind::Unix(stream)));
-            }
-            Address::Tcp(host, port) => (host.as_str(), *port),
-            Address::Sentinel(_) | Address::Behind(_) => {
-                let what = "sentinels are not asked for the server here".to_owned();
-                return Err(fail(ErrorKind::Unfit(what)).with_remedy("name the server itself"));
-            }
-        };
-        let stream = TcpStream::connect((host, port)).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
-        stream.set_nodelay(true).map_err(|e| fail(ErrorKind::Connect(e)))?;
-        let Some(options) = &endpoint.tls else {
-            return Ok(Io(Kind::Tcp(stream)));
-        };
-        let config = tls::client_config(options).map_err(|e| {
-            let side = endpoint.side;
-            fail(ErrorKind::Tls(e))
-                .with_remedy(format!("see the files named with --{side}-ca, --{side}-cert and --{side}-key"))
-        })?;
-        let name = options.server_name.as_deref().unwrap_or(host);
-        let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| fail(ErrorKind::Tls(format!("{name} is not a name that a certificate can hold"))))?;
-        let stream = TlsConnector::from(config).connect(name, stream).await.map_err(|e| {
-            let plain = e
-                .get_ref()
-                .and_then(|e| e.downcast_ref::<rustls::Error>())
-                .is_some_and(|e| matches!(e, rustls::Error::InvalidMessage(_)));
-            let closed =
-                e.kind() == io::ErrorKind::UnexpectedEof || e.kind() == io::ErrorKind::ConnectionReset;
-            let told = format!("the handshake failed: {}", tls::told(&e));
-            let error = fail(if closed { ErrorKind::Handshake(e) } else { ErrorKind::Tls(told) });
-            if plain || closed {
-                error.with_remedy("if this port does not use TLS, write redis:// or valkey://")
-            } else {
-                error.with_remedy("check the CA, the certificate and the server name")
-            }
-        })?;
-        Ok(Io(Kind::Tls(Box::new(stream))))
-    }
-}
-
-impl Io {
-    /// As [`Io::open`], with nobody logged in: servers can be told to take the certificate of `endpoint` for
-    /// a login (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is
-    /// for.
-    ///
-    /// # Errors
-    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be told to forget the
-    /// login.
-    pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
-        let io = Io::open(endpoint, address).await?;
-        if let Err(error) = io.bound_silence() {
-            tracing::debug!(%error, "a connection to a server has no limit for silence");
-        }
-        if endpoint.tls.as_ref().is_none_or(|tls| tls.cert_file.is_none()) {
-            return Ok(io);
-        }
-        let mut link = Link::on(io, endpoint, address, options);
-        link.log_out().await?;
-        Ok(link.into_parts().0)
-    }
-}
-
-impl AsyncRead for Io {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().0 {
-            Kind::Tcp(s) => Pin::new(s).poll_read(cx, buf),
-            Kind::Unix(s) => Pin::new(s).poll_read(cx, buf),
-            Kind::Tls(s) => Pin::new(s).poll_read(cx, buf),
-            Kind::Within(s) => Pin::new(within(s)).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Io {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().0 {
-            Kind::Tcp(s) => Pin::new(s).poll_write(cx, buf),
-            Kind::Unix(s) => Pin::new(s).poll_write(cx, buf),
-            Kind::Tls(s) => Pin::new(s).poll_write(cx, buf),
-            Kind::Within(s) => Pin::new(within(s)).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().0 {
-            Kind::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
-            Kind::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
-            Kind::Tls(s) => Pin::new(s).poll_write_vectored(cx, bufs),
-            Kind::Within(s) => Pin::new(within(s)).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().0 {
-            Kind::Tcp(s) => Pin::new(s).poll_flush(cx),
-            Kind::Unix(s) => Pin::new(s).poll_flush(cx),
-            Kind::Tls(s) => Pin::new(s).poll_flush(cx),
-            Kind::Within(s) => Pin::new(within(s)).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().0 {
-            Kind::Tcp(s) => Pin::new(s).poll_shutdown(cx),
-            Kind::Unix(s) => Pin::new(s).poll_shutdown(cx),
-            Kind::Tls(s) => Pin::new(s).poll_shutdown(cx),
-            Kind::Within(s) => Pin::new(within(s)).poll_shutdown(cx),
-        }
     }
 }

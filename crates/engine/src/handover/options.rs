@@ -94,7 +94,7 @@ impl Default for HandoverOptions {
 
 impl HandoverOptions {
     /// What connections of the job are called.
-    pub(super) fn client_name(&self) -> Arc<str> {
+    pub fn client_name(&self) -> Arc<str> {
         let kind = if self.begun { JOB_CLIENT_NAME } else { CANDIDATE_CLIENT_NAME };
         let slots = if self.process.is_empty() { String::new() } else { shown(&self.slots) };
         let parts = [kind, &self.process, &slots, &self.label];

@@ -2,6 +2,7 @@
 
 mod feed;
 mod handover;
+mod links;
 mod native;
 mod nodes;
 mod seal;

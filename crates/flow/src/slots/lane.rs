@@ -104,7 +104,7 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) async fn open(shared: &Arc<Shared>) -> Result<Lane> {
         let source = shared.deployment.open(&shared.source.address, 0).await?;
-        let target = shared.deployment.open_as(Side::Target, &shared.target.address, 0).await?;
+        let target = shared.open_target().await?;
         Ok(Lane { shared: shared.clone(), source, target })
     }
 

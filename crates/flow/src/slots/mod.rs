@@ -205,7 +205,7 @@ impl SlotMover {
     async fn probe_payloads(&self, importing: Slot) -> Result<()> {
         let target = &self.shared.target;
         if target.payloads.get().is_none() {
-            let mut link = self.shared.deployment.open_as(Side::Target, &target.address, 0).await?;
+            let mut link = self.shared.open_target().await?;
             let key = format!("whimbrel:probe:{{{}}}", tag_for_slot(importing));
             let mut capabilities = target.capabilities;
             capabilities.probe_payload_version(&mut link, key.as_bytes(), true).await?;
@@ -224,8 +224,7 @@ impl SlotMover {
         let whole_slots = touched.take_slots();
         if !whole_slots.is_empty() {
             let mut link = self.shared.deployment.open(&self.shared.source.address, 0).await?;
-            let target = &self.shared.target.address;
-            let mut at_target = self.shared.deployment.open_as(Side::Target, target, 0).await?;
+            let mut at_target = self.shared.open_target().await?;
             self.transfer_slots(&mut link, &mut at_target, &whole_slots).await?;
             if let Some(recheck) = &mut self.recheck {
                 *recheck = None;
@@ -433,11 +432,8 @@ impl SlotMover {
     }
 
     async fn links(&self) -> Result<(Link, Link)> {
-        let Shared { deployment, source, target, .. } = &*self.shared;
-        let (source, target) = tokio::join!(
-            deployment.open(&source.address, 0),
-            deployment.open_as(Side::Target, &target.address, 0),
-        );
+        let Shared { deployment, source, .. } = &*self.shared;
+        let (source, target) = tokio::join!(deployment.open(&source.address, 0), self.shared.open_target());
         Ok((source?, target?))
     }
 

@@ -22,6 +22,9 @@ pub struct SlotOptions {
     pub rates: Rates,
     /// Name of the job.
     pub job: String,
+    /// What connections to the target are called: [`Handover::observe`](whimbrel_engine::handover::Handover)
+    /// closes those of earlier processes by it, which may still have writes on their way.
+    pub client_name: Arc<str>,
     /// A key that took longer than this when it last moved in chunks does not do so under a pause, in
     /// milliseconds. Half of the longest pause, where somebody changes that.
     pub drain_ms_max: u64,

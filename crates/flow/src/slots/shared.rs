@@ -10,8 +10,9 @@ use tokio::sync::RwLockReadGuard;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Collection, Touch, What};
+use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -82,6 +83,16 @@ pub(super) struct Shared {
     pub(super) remember_streams: AtomicBool,
     /// What is remembered for the batch at hand.
     pub(super) batch: Mutex<Batch>,
+}
+
+impl Shared {
+    /// A connection to the target, which shows the job's name.
+    pub(super) async fn open_target(&self) -> Result<Link> {
+        let mut link = self.deployment.open_as(Side::Target, &self.target.address, 0).await?;
+        // A courtesy, as in [`Link::open`].
+        link.ask(&[b"CLIENT", b"SETNAME", self.options.client_name.as_bytes()]).await?;
+        Ok(link)
+    }
 }
 
 /// What is remembered for one batch.

@@ -157,6 +157,7 @@ impl Scene {
             memory_bytes: 8 << 20,
             rates,
             job: "test".to_owned(),
+            client_name: "whimbrel:job:test".into(),
             drain_ms_max: 60_000,
             gate: TargetGate::default(),
         };

@@ -5,6 +5,7 @@ use std::fmt;
 use whimbrel_core::topology::Naming;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::unanswered::Unanswered;
 
 /// The port of etcd for clients.
 const PORT: u16 = 2379;
@@ -82,6 +83,7 @@ impl EtcdOptions {
             psync: Vec::new(),
             naming: Naming::Ip,
             address_map: Vec::new(),
+            unanswered: Unanswered::default(),
         };
         let endpoints = addresses.into_iter().map(endpoint).collect();
         Ok(EtcdOptions { endpoints, user, password, prefix: prefix.to_owned() })
