@@ -74,7 +74,7 @@ impl Counted {
             Metric::new(
                 MetricKind::Counter,
                 "whimbrel_console_wrong_tokens",
-                "Requests with a token that is none",
+                "Requests with an unknown token",
                 number(&self.wrong_tokens),
             ),
             Metric::new(

@@ -88,7 +88,7 @@ impl Task {
         }
     }
 
-    /// By which means.
+    /// How slots move.
     pub fn method(&self) -> &'static str {
         match self {
             Task::External(_) => "external",

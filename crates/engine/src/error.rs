@@ -255,7 +255,7 @@ impl fmt::Display for Problem<'_> {
             ErrorKind::Paused(ms) => {
                 write!(
                     f,
-                    "its clients are paused: it answers what reads, and kept what writes waiting for {ms} ms"
+                    "its clients are paused (CLIENT PAUSE): it answers reads, and kept a write waiting for {ms} ms"
                 )?;
             }
             ErrorKind::StillWritten(still) => write!(f, "{still}")?,

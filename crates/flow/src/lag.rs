@@ -45,9 +45,9 @@ impl FromStr for MaxLag {
             let ms = parse_duration(text).map_err(|e| e.to_string())?.as_millis();
             let ms = u64::try_from(ms).map_err(|_| "that is too long".to_owned())?;
             let is_told = ms >= TIME_MS_MIN;
-            return is_told.then_some(MaxLag::Ms(ms)).ok_or_else(|| {
-                "from 2s on: replicas tell once a second up to where they have got".to_owned()
-            });
+            return is_told
+                .then_some(MaxLag::Ms(ms))
+                .ok_or_else(|| "at least 2s: replicas report their offset once a second".to_owned());
         }
         if text.ends_with(['m', 'M']) {
             return Err("write MiB for bytes, or seconds: 5m could be either".to_owned());

@@ -65,7 +65,7 @@ fn of_move(status: &Status) -> Vec<String> {
     )];
     let by = match &*status.method {
         "external" => "external: whimbrel moves the keys",
-        "native" => "native: the servers move the slots themselves, and tell no keys",
+        "native" => "native: the servers move the slots themselves, and report no keys",
         "legacy" => "legacy: with MIGRATE",
         other => other,
     };

@@ -80,7 +80,8 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let progress = Arc::new(VerifyProgress::default());
     let Some(VerifyRecord { journal, folder, name, again }) = record else {
         if !args.job.hooks.on.is_empty() || args.job.name.is_some() || args.exposing.http.is_some() {
-            let what = "jobs have names, hooks and metrics, and this verification would be none";
+            let what =
+                "a comparison of counts or of a number of keys is no job: it has no name, hooks or metrics";
             let remedy = "leave out --name, --on and --http";
             return Err(Error::options(Side::Own, "read the options", what).with_remedy(remedy));
         }
@@ -120,7 +121,7 @@ fn open_record(
 ) -> Result<Option<VerifyRecord>> {
     if options.depth == verify::Depth::Counts || matches!(options.scope, Scope::SampleKeys(_)) {
         if args.resume {
-            let what = "counts and samples of a number of keys are not gone on with";
+            let what = "a comparison of counts or of a number of keys cannot be resumed";
             return Err(Error::options(Side::Own, "go on", what).with_remedy("leave out --resume"));
         }
         return Ok(None);

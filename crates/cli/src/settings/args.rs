@@ -115,7 +115,7 @@ pub enum Command {
     Status(Box<StatusArgs>),
     /// Find half-done migrations, slots without owner and keys in slots of another node, and repair them
     Repair(Box<RepairArgs>),
-    /// Say who may use the console of whimbrel serve: make tokens, list them, take them back
+    /// Manage who may use the console of whimbrel serve: create, list and revoke tokens
     Token(TokenArgs),
     /// Show which options files and environment set, and what is in force
     Config(ConfigArgs),

@@ -33,9 +33,9 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::NameReadableFile(option) => {
             return format!("name a file that can be read with --{option}").into();
         }
-        Remedy::NamePasswordTtl => "name with --password-ttl for how long a password is valid",
+        Remedy::NamePasswordTtl => "set --password-ttl to how long a password is valid",
         Remedy::NamePassword => {
-            "name it in the URL, in a file, or in the environment variable that --help tells"
+            "name it in the URL, in a file, or in the environment variable that --help names"
         }
         Remedy::NameStoreUser => "name USER:PASSWORD in --store, or set WHIMBREL_STORE_PASSWORD",
         Remedy::ChooseFence(ways) => return format!("choose another way with --fence: {ways}").into(),

@@ -35,7 +35,7 @@ pub struct Plan {
     made: Instant,
     /// What is known of each of them.
     pub rows: Vec<Row>,
-    /// By which means.
+    /// How slots move.
     pub method: Method,
     /// Why.
     pub why: String,

@@ -37,7 +37,7 @@ pub enum Weighing {
     Operations,
 }
 
-/// By which means somebody would have slots move.
+/// How somebody wants slots to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MethodRule {
     /// By those that promise most. Something that only whimbrel's own method knows may be asked for besides.
@@ -253,7 +253,7 @@ impl Situation {
         shards.map(|shard| self.survey.name(&shard.id).to_string()).collect()
     }
 
-    /// By which means the moves are made, and why. What is not possible from outside is refused with its
+    /// How the moves are made, and why. What is not possible from outside is refused with its
     /// reason as soon as the nodes are looked at.
     ///
     /// # Errors

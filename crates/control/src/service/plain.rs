@@ -55,7 +55,7 @@ pub struct PlainRecord {
     /// What its user calls it.
     #[serde(default)]
     pub name: Option<String>,
-    /// By which means.
+    /// How slots move.
     pub method: Method,
     /// The node that gives slots away.
     pub source: NodeId,

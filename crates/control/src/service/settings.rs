@@ -23,7 +23,7 @@ pub const NATIVE_STALL_MS: u64 = 30_000;
 /// Pairs of nodes that are connected to at the same time.
 const OPENED_AT_ONCE: usize = 8;
 
-/// By which means slots move.
+/// How slots move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
@@ -77,7 +77,7 @@ impl Method {
 /// How jobs are made.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// By which means.
+    /// How slots move.
     pub method: Method,
     /// What external jobs may do, but for the longest pause.
     pub rules: Rules,

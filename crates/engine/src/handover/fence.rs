@@ -530,7 +530,7 @@ impl Handover {
                     true => self.release().await,
                     false => Err(self
                         .source
-                        .unfit("hand slots over", "the source does not come to know the slots' new owner")
+                        .unfit("hand slots over", "the source did not learn the slots' new owner in time")
                         .with_remedy("see that the two nodes can reach each other's cluster bus ports")),
                 };
             }

@@ -108,9 +108,7 @@ impl Syncer {
                 && !e.is_link()
             {
                 let why = e.problem();
-                report
-                    .notices
-                    .push(format!("as things are a way back with this fence would be refused: {why}"));
+                report.notices.push(format!("a way back with this fence would be refused now: {why}"));
             }
         }
         if let WriterFenceKind::External { quiet_ms, wait_ms } = options.fence {

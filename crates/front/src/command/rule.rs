@@ -161,8 +161,8 @@ pub enum FaceRule {
 pub(super) const TRACKING: &str =
     "invalidations cannot be kept exact once keys move to another server: do without CLIENT TRACKING";
 pub(super) const SILENT: &str = "replies are counted: do without CLIENT REPLY OFF and CLIENT REPLY SKIP";
-pub(super) const FEED: &str = "this is no connection between servers: connect to the server itself";
-pub(super) const MONITOR: &str = "its lines cannot be told from replies: connect to the server itself";
+pub(super) const FEED: &str = "a front does not relay replication: connect to the server itself";
+pub(super) const MONITOR: &str = "its output looks like replies: connect to the server itself";
 pub(super) const SCRIPTS: &str = "a script may use keys that it does not declare: wait until all keys have \
     moved; where all scripts declare all of their keys, run the front with --scripts-declare-keys";
 pub(super) const DATABASES: &str = "only database 0 is served while keys move";

@@ -82,9 +82,7 @@ pub(crate) async fn ask_both(
     words: Vec<Bytes>,
 ) -> Vec<u8> {
     let Ok(_gate) = timeout(GATE_WAIT, migration.gate.write()).await else {
-        return b"-TRYAGAIN whimbrel front: keys are moving, and cannot be looked at as a whole right \
-            now\r\n"
-            .to_vec();
+        return b"-TRYAGAIN whimbrel front: keys are moving: try this again later\r\n".to_vec();
     };
     if query == KeyspaceQuery::Count && migration.is_rebuilding() {
         return b"-TRYAGAIN whimbrel front: after a restart, keys are counted when the filter has been \

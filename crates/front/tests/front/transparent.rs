@@ -135,7 +135,7 @@ fn own_replies_come_in_their_turn() {
     let mut client = served.client();
     let mut reader = Client(client.0.try_clone().expect("a second handle"));
     let mut random = Random(7);
-    let refused = "-ERR whimbrel front refuses MONITOR: its lines cannot be told from replies: connect to \
+    let refused = "-ERR whimbrel front refuses MONITOR: its output looks like replies: connect to \
         the server itself\r\n";
     let (mut sent, mut expected) = (Vec::new(), Vec::new());
     for i in 0..50_000 {
@@ -204,7 +204,7 @@ fn messages_pass_to_subscribers(engine: Engine) {
         listener.send(&command(&["MONITOR"]));
         // The server says it, which alone knows when it is its turn.
         listener.expect(b"-ERR unknown command 'whimbrel-refused', with args beginning with: '");
-        listener.expect(b"whimbrel front refuses MONITOR: its lines cannot be told from replies");
+        listener.expect(b"whimbrel front refuses MONITOR: its output looks like replies");
         listener.expect(b": connect to the server itself'");
         let mut end = [0; 3];
         std::io::Read::read_exact(&mut listener.0, &mut end).expect("the end of the line");

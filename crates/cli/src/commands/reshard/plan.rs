@@ -20,7 +20,7 @@ pub fn usage(what: &str) -> Error {
     Error::options(Side::Own, "understand the options", what)
 }
 
-/// By which means the moves are made, and why.
+/// How the moves are made, and why.
 ///
 /// # Errors
 /// As [`Situation::method`]; `Options` where the options exclude the method.
@@ -146,9 +146,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
     }
     if let Some(ms) = plan.native_stall_ms {
         let ms = format_duration_ms(ms);
-        eprintln!(
-            "         where that fails, or does not move for {ms}, whimbrel's own method takes its place"
-        );
+        eprintln!("         if that fails or stalls for {ms}, whimbrel goes on with its own method");
     }
     if let Some(node) = &plan.demoted {
         eprintln!("note     {node} is left without slots: its servers make it a replica of the new owner");

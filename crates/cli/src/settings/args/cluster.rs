@@ -86,7 +86,7 @@ pub struct RepairArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
 
-    /// Keys that only a node holds which does not own their slot
+    /// What to do with keys that only a node holds that does not own their slot
     #[arg(long, value_enum, default_value_t = Strays::Auto)]
     pub strays: Strays,
 

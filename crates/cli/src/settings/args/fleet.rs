@@ -200,7 +200,7 @@ pub struct Asked {
     #[command(flatten)]
     pub ask: Beforehand,
 
-    /// Only say what would be done, and refuse what would be refused
+    /// Show what would be done, and fail where the real run would fail
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 }

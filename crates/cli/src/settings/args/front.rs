@@ -53,8 +53,7 @@ pub struct FrontArgs {
     pub joining: JoinArgs,
 
     /// The source, a server or any node of a cluster: HOST:PORT, redis://, rediss:// (TLS), valkey://,
-    /// valkeys:// (TLS) or unix://, with the user and password by which the front itself looks at it; clients
-    /// bring their own
+    /// valkeys:// (TLS) or unix://, with the front's own user and password; clients log in with theirs
     #[arg(long, value_name = "SOURCE", required_unless_present = "join")]
     pub source: Option<String>,
 
@@ -85,7 +84,7 @@ pub struct FrontArgs {
     #[command(flatten)]
     pub target_access: TargetAccess,
 
-    /// Where it is kept how far the keys have moved [default: $XDG_STATE_HOME/whimbrel or
+    /// Where the state of the migration is kept [default: $XDG_STATE_HOME/whimbrel or
     /// ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER", help_heading = "What else")]
     pub state_dir: Option<PathBuf>,
@@ -212,7 +211,7 @@ pub struct FrontChange {
     #[command(flatten)]
     pub ask: Beforehand,
 
-    /// Only say what would be done, and refuse what would be refused
+    /// Show what would be done, and fail where the real run would fail
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 }

@@ -19,7 +19,7 @@ use super::fleet::CoordinatorArgs;
 use super::shared::{Beforehand, ExposeArgs, HookArgs, JobArgs, Show};
 use whimbrel_control::values::{parse_bytes, parse_ms, parse_pause, parse_stall};
 
-/// By which means slots move.
+/// How slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum MethodChoice {
     /// Whimbrel's own, which compares and bounds pauses. With --native-stall, and on Redis 8.4 and later, the
@@ -52,7 +52,7 @@ pub enum VerifyChoice {
 /// What all commands that move slots have.
 #[derive(Debug, Args)]
 pub struct MovingArgs {
-    /// By which means
+    /// How slots move
     #[arg(long, value_enum, default_value_t, help_heading = "Method")]
     pub method: MethodChoice,
 
@@ -131,8 +131,8 @@ pub struct MovingArgs {
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
-    /// Hand the moves to a daemon (whimbrel serve), by whose options they are made: HOST:PORT, or redis://
-    /// with a password
+    /// Hand the moves to a daemon (whimbrel serve), which makes them with its own options: HOST:PORT, or
+    /// redis:// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
             "rate_bytes", "max_latency", "max_lag", "max_load", "between", "name", "on", "state_dir",

@@ -175,7 +175,7 @@ impl Resuming {
 /// What the job is called, and what is run at its events.
 #[derive(Debug, Args)]
 pub struct JobArgs {
-    /// What whimbrel jobs and other commands find the job by as well; not the name of one that has not ended.
+    /// A name for the job, by which other commands find it; no other job that has not ended may have it.
     /// Further jobs of the same command are NAME-2 and so on
     #[arg(long, value_name = "NAME", help_heading = "What else")]
     pub name: Option<JobName>,
@@ -238,8 +238,8 @@ pub struct Show {
 /// Whether others can see how it stands.
 #[derive(Debug, Args)]
 pub struct ExposeArgs {
-    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
-    /// without a login
+    /// Serve status and metrics on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only,
+    /// and without a login
     #[arg(long, value_name = "ADDR", help_heading = "What else")]
     pub http: Option<SocketAddr>,
 }

@@ -186,7 +186,7 @@ impl SlotClaim {
     }
 
     fn strange(&self, link: &Link, tried: &str) -> Refusal {
-        let what = "a script gave another answer than it can".to_owned();
+        let what = "a script gave an unexpected answer".to_owned();
         Error::new(link.endpoint().side, link.address().to_string(), tried, ErrorKind::Unexpected(what))
             .into()
     }
