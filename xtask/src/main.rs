@@ -1,8 +1,9 @@
-//! Developer chores: fetching engines, tidy checks, the results of tests, a recording of the demo.
+//! Developer chores: fetching engines, tidy checks, the map of modules, the results of tests, a recording of the demo.
 
 use std::process::ExitCode;
 
 mod engines;
+mod modules;
 mod record;
 mod results;
 mod tidy;
@@ -11,6 +12,7 @@ const USAGE: &str = "usage: cargo run -p xtask -- CHORE\n\
 \n\
 chores:\n\
 \x20 engines [NAME...]   bring the servers used by tests, demo and benchmarks into the cache folder\n\
+\x20 modules             write the map of all modules, docs/modules.md\n\
 \x20 record BINARY FILE  draw what the demo of a whimbrel prints, line by line as it came\n\
 \x20 results PROFILE     name the tests that took longest in the last run with this profile of nextest, and\n\
 \x20                     why others failed\n\
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let outcome = match args.next().as_deref() {
         Some("engines") => engines::run(&args.collect::<Vec<_>>()),
+        Some("modules") => modules::run(),
         Some("record") => record::run(&args.collect::<Vec<_>>()),
         Some("results") => results::run(&args.collect::<Vec<_>>()),
         Some("tidy") => tidy::run(),

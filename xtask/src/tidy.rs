@@ -20,6 +20,7 @@ use serde::Deserialize;
 use self::source::{
     Views, blank, expand_imports, line_of, test_modules, without, without_test_modules, words,
 };
+use crate::modules;
 
 /// Checks the repository in the current folder, which must be its root, and prints `path:line: rule: message`
 /// for each finding. Fails if there are any, or if the repository cannot be read.
@@ -34,6 +35,8 @@ pub fn run() -> anyhow::Result<()> {
     }
     let files = list_files()?;
     findings.extend(face::check(&files)?.map(|message| Finding::new(face::FACE, 1, "face", message)));
+    findings
+        .extend(modules::check(&files)?.map(|message| Finding::new(modules::FILE, 1, "modules", message)));
     let mut pages = BTreeMap::new();
     for path in &files {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;
@@ -94,7 +97,7 @@ impl fmt::Display for Finding {
 }
 
 /// The files that are tracked, or new and not ignored, as paths from the root.
-fn list_files() -> anyhow::Result<Vec<String>> {
+pub fn list_files() -> anyhow::Result<Vec<String>> {
     let listing =
         output_of("git", &["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"])?;
     let listing = String::from_utf8(listing).context("a file name is not UTF-8")?;

@@ -1,3 +1,5 @@
+//! A cluster of real servers on loopback, with its replicas.
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::thread;

@@ -1,3 +1,5 @@
+//! The kinds and versions of servers that tests run on.
+
 use std::fmt;
 
 /// A kind and version of server.

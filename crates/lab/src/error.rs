@@ -1,3 +1,5 @@
+//! Why something in the lab did not work.
+
 use std::io;
 
 use crate::engine::Engine;

@@ -1,3 +1,5 @@
+//! etcd on loopback, one node or three.
+
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::TcpStream;

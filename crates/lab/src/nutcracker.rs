@@ -1,3 +1,5 @@
+//! nutcracker (twemproxy) in front of servers.
+
 use std::fs::{self, OpenOptions};
 use std::thread;
 use std::time::{Duration, Instant};

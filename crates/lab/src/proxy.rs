@@ -1,3 +1,5 @@
+//! A connection that can be cut, stalled and slowed.
+
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -1,3 +1,5 @@
+//! Sentinels that watch a server and fail it over.
+
 use crate::engine::Engine;
 use crate::error::LabError;
 use crate::server::Server;

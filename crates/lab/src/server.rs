@@ -1,3 +1,5 @@
+//! One real server on loopback, which ends with the test.
+
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+//! Certificates for servers and clients.
+
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
