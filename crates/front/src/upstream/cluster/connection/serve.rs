@@ -34,6 +34,8 @@ impl<A: Admission> ClusterConnection for Conn<A> {
             self.life = Life::Ended;
             // What was not answered is lost with the connections on which it was sent.
             (self.nodes, self.detour, self.sharing) = (Vec::new(), None, None);
+            // Its client may take in what is there as late as it likes: no slot is kept for that.
+            self.due.clear();
         }
         moved
     }
