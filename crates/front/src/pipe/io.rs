@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -14,6 +15,10 @@ pub(crate) const READ_BYTES: usize = 64 << 10;
 
 /// A side that has not taken in so much is sent no more, and the other side is not read from.
 pub(crate) const OUT_BYTES_MAX: usize = 256 << 10;
+
+/// A client that has not taken in a reply for so long is disconnected where something else is to move that it
+/// keeps from that.
+pub(crate) const STALLED: Duration = Duration::from_secs(10);
 
 thread_local! {
     /// What is read lands here first, so that a connection holds no more than what it has been sent.

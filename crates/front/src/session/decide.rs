@@ -10,7 +10,6 @@
 //! within what all clients together may hold.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use whimbrel_wire::request::Request;
@@ -27,12 +26,9 @@ use crate::face::Question;
 use crate::migrate::direction::Side;
 use crate::migrate::keyspace::{ScanPhase, resume};
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
+use crate::pipe::io::STALLED;
 use crate::pipe::memory::REQUEST_BYTES_MAX;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
-
-/// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be
-/// moved.
-const STALLED: Duration = Duration::from_secs(10);
 
 impl Session {
     /// Takes requests for as long as they can go on. Whether anything was taken, and whether a whole request

@@ -2,20 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
-use whimbrel_control::daemon::queue::Queue;
-use whimbrel_control::daemon::{Daemon, DaemonOptions, Services};
-use whimbrel_control::fleet::{Coordination, FleetOptions};
-use whimbrel_core::fleet::Options;
-use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::Side;
-use whimbrel_front::fleet::{JoinOptions, Joined};
-use whimbrel_front::server::FrontOptions;
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::{boundary, request};
+
+use crate::fleets::Fleet;
 
 /// This many requests are sent.
 const REQUESTS: u64 = 200;
@@ -41,45 +33,12 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A coordinator and its only member, both in this process.
-async fn member(folder: &std::path::Path, backend: &Server, stop: &CancellationToken) -> Joined {
-    let backends = vec![("one".to_owned(), backend.url())];
-    let options =
-        FleetOptions { partitions: 16, backends, machine: Options::default(), trusts_refusals: false };
-    let (fleet, coordination) = Coordination::open(&folder.join("fleet"), options).expect("it opens");
-    let options = DaemonOptions::new(([127, 0, 0, 1], 0).into());
-    let services = Services::<Queue> { jobs: None, fleet: Some(fleet) };
-    let daemon = Daemon::offer(options, services).await.expect("it listens");
-    let coordinator = daemon.address().expect("it listens").to_string();
-    tokio::spawn(daemon.serve(stop.clone()));
-    tokio::spawn(coordination.run(stop.clone()));
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let options = FrontOptions::new(any, 100);
-    let join = JoinOptions {
-        coordinators: vec![Endpoint::parse(Side::Source, &coordinator).expect("an address")],
-        name: None,
-        announce: None,
-        weight: 1,
-        forward_listen: Some(any),
-        leave_patience_ms: 100,
-        endpoint_of: Arc::new(|url| Endpoint::parse(Side::Source, url)),
-    };
-    let backend = Endpoint::parse(Side::Source, &backend.url()).expect("an address");
-    Joined::join(options, backend, join).await.expect("a member")
-}
-
 #[test]
 fn a_forwarded_request_is_scanned_once_by_each_front() {
     let backend = Server::builder(Engine::Redis70).start().expect("a server");
-    let folder = tempfile::tempdir().expect("a folder");
-    let stop = CancellationToken::new();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.expect("a runtime");
-    let joined = runtime.block_on(member(folder.path(), &backend, &stop));
-    let own: SocketAddr = joined.announced().to_string().parse().expect("an address");
-    let forwarding = joined.forwarding().expect("an address").expect("it forwards");
-    runtime.spawn(joined.serve(stop.clone()));
-    let (mut direct, mut forwarded) = (connect(own), connect(forwarding));
+    let fleet = Fleet::start(&[&backend]);
+    let member = fleet.join(&backend, Duration::from_millis(100));
+    let (mut direct, mut forwarded) = (connect(member.own), connect(member.forwarding));
     // Until the member serves all slots, and everything is connected.
     whimbrel_lab::wait_until("the member serves", || {
         direct.write_all(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n").expect("it is taken");
@@ -90,5 +49,4 @@ fn a_forwarded_request_is_scanned_once_by_each_front() {
     scanned(&mut forwarded);
     assert_eq!(scanned(&mut direct), (REQUESTS, REQUESTS), "by the member");
     assert_eq!(scanned(&mut forwarded), (2 * REQUESTS, 2 * REQUESTS), "by the front, and by the member");
-    stop.cancel();
 }

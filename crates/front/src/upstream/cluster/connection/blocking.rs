@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use whimbrel_fleet::Guard;
 
 use super::due::{At, Wait};
-use super::news::{SealNotice, next};
+use super::news::next;
 use super::node::State;
 use super::state::{Conn, PAUSE};
 use crate::pipe::io::Ended;
@@ -27,15 +27,12 @@ impl<A: Admission> Conn<A> {
             Some(wait) => due.wait = Some(Wait::Unpinned(wait)),
             None => (due.guard, due.wait) = (guard, Some(Wait::Pinned(false))),
         }
-        if self.seal_notice.is_none() {
-            // What has happened before is looked at once.
-            let again = Some(Box::pin(sleep(PAUSE)));
-            self.seal_notice = Some(SealNotice { told: next(gate.seals()), again });
-        }
+        self.notice_seals();
     }
 
-    /// Lets go of what waits in a slot that is to move; true where something was looked at.
-    pub(super) fn end_sealed_waits(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+    /// Lets go of what waits in a slot that is to move, and ends a connection whose client keeps one from
+    /// that; true where something was looked at.
+    pub(super) fn heed_seals(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Some(seal_notice) = &mut self.seal_notice else { return Ok(false) };
         let mut looks = false;
         if let Poll::Ready(told) = seal_notice.told.as_mut().poll(cx) {
@@ -51,28 +48,33 @@ impl<A: Admission> Conn<A> {
         if !looks {
             return Ok(false);
         }
-        if !self.due.iter().any(|due| due.wait.is_some()) {
-            self.seal_notice = None;
-            return Ok(true);
+        self.let_go()?;
+        let last = self.last_sealed();
+        if let Some(last) = last {
+            self.end_stall(last)?;
         }
-        let is_told = self.let_go()?;
-        if let Some(seal_notice) = self.seal_notice.as_mut().filter(|_| is_told) {
-            seal_notice.again = Some(Box::pin(sleep(PAUSE)));
+        let waits = self.due.iter().any(|due| due.wait.is_some());
+        let is_over = !waits && !self.waits_for_client();
+        match (&mut self.seal_notice, last) {
+            (Some(seal_notice), Some(_)) => seal_notice.again = Some(Box::pin(sleep(PAUSE))),
+            (seal_notice, None) if is_over => *seal_notice = None,
+            (Some(seal_notice), None) => seal_notice.stall = None,
+            (None, _) => {}
         }
         Ok(true)
     }
 
-    /// True where a server was told to let something go.
-    fn let_go(&mut self) -> Result<bool, Ended> {
-        let Some(gate) = self.gate().cloned() else { return Ok(false) };
+    /// Has servers let go of what waits in a slot that is to move, or before a request of one.
+    fn let_go(&mut self) -> Result<(), Ended> {
+        let Some(gate) = self.gate().cloned() else { return Ok(()) };
+        let last = self.last_sealed();
         let mut nodes: Vec<At> = Vec::new();
-        for due in &self.due {
+        for (number, due) in self.due.iter().enumerate() {
             match &due.wait {
                 // It may be anywhere by now, and nobody can say whether it has been carried out.
                 Some(Wait::Unpinned(wait)) if wait.has_to_end() => return Err(Ended),
-                Some(Wait::Pinned(_)) if due.guard.as_ref().is_some_and(Guard::is_sealed) => {
-                    nodes.push(due.at)
-                }
+                // What is behind it is not done before it.
+                Some(Wait::Pinned(_)) if last.is_some_and(|last| number <= last) => nodes.push(due.at),
                 _ => {}
             }
         }
@@ -92,7 +94,7 @@ impl<A: Admission> Conn<A> {
                 *is_told = true;
             }
         }
-        Ok(!nodes.is_empty())
+        Ok(())
     }
 
     /// What the client gets in place of an error by which the server says that it has let a request go.

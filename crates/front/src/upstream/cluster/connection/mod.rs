@@ -29,7 +29,7 @@
 //! - `serve`: what a poll does;
 //! - `take`: requests on their way to nodes; `replies`: replies on their way back;
 //! - `held`: transactions before a fleet; `blocking`: requests before a fleet that may wait for something to
-//!   happen;
+//!   happen; `stalled`: clients that keep a slot of a fleet from moving;
 //! - `admission`: whether a member of a fleet may carry a request out;
 //! - `every`: requests that go to all primaries, or to one after the other;
 //! - `send`: a request goes to a node, or is answered here; `nodes`: connections to nodes;
@@ -53,5 +53,6 @@ mod serve;
 mod shared;
 mod sharing;
 mod silence;
+mod stalled;
 pub(super) mod state;
 mod take;

@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use super::stalled::Stall;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::nodes::{Cluster, Role};
 
@@ -30,11 +31,17 @@ impl FleetNews {
     }
 }
 
-/// Tells when something may have to be let go.
+/// Tells when slots are sealed of which something may be under way.
 pub(super) struct SealNotice {
     pub(super) told: NextNews,
-    /// Until it is said again: the request may have arrived at the server after that.
+    /// Until it is looked again, whatever is told: what was let go of may have arrived at the server after
+    /// that, and a client may do nothing.
     pub(super) again: Option<Pin<Box<Sleep>>>,
+    /// The client keeps such a slot from moving.
+    pub(super) stall: Option<Stall>,
+    /// Bytes of the client, and for it, at the end of the last poll.
+    pub(super) requests_left: usize,
+    pub(super) replies_left: usize,
 }
 
 /// The next time that a number changes.

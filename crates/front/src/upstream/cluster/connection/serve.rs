@@ -25,6 +25,9 @@ impl<A: Admission> ClusterConnection for Conn<A> {
         if self.life == Life::Ended {
             return Err(Ended);
         }
+        if let Some(seal_notice) = &mut self.seal_notice {
+            seal_notice.see_client(to.len(), from.len());
+        }
         std::mem::swap(&mut self.inbox, to);
         std::mem::swap(&mut self.to_client, from);
         let moved = self.drive(cx);
@@ -98,11 +101,15 @@ impl<A: Admission> Conn<A> {
     /// Moves all that can be moved; true where anything was.
     fn drive(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = false;
-        while self.step(cx)? {
+        // Once more where seals are noticed from now on, so that they wake this.
+        while self.step(cx)? || self.waits_for_client() && self.notice_seals() {
             moved = true;
         }
         if self.is_over() {
             return Err(Ended);
+        }
+        if let Some(seal_notice) = &mut self.seal_notice {
+            (seal_notice.requests_left, seal_notice.replies_left) = (self.inbox.len(), self.to_client.len());
         }
         self.release_memory();
         Ok(moved)
@@ -110,7 +117,7 @@ impl<A: Admission> Conn<A> {
 
     fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.hear_fleet_news(cx)?;
-        moved |= self.end_sealed_waits(cx)?;
+        moved |= self.heed_seals(cx)?;
         moved |= self.refreshed(cx);
         moved |= self.leave_the_dead(cx)?;
         moved |= self.take(cx)?;

@@ -91,7 +91,7 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     /// The first request waits for somebody who serves its slot.
     pub(super) waiting: Option<Waiting>,
     pub(super) fleet_news: FleetNews,
-    /// While requests are under way that may wait for something to happen.
+    /// While requests are under way that may wait for something to happen, or that the client holds up.
     pub(super) seal_notice: Option<SealNotice>,
     pub(super) listening: Listening,
     /// No more requests are taken until nothing is due.
