@@ -247,6 +247,57 @@ fn a_primary_that_hangs_is_left_once_it_was_replaced() {
     cluster.nodes()[0].resume().expect("resumed");
 }
 
+/// A cluster that does not notice for long that a primary has died, with a key of the last one, and one of the
+/// first.
+fn slow_to_notice() -> (Cluster, [String; 2]) {
+    let cluster = Cluster::builder(Engine::Redis70).primaries(3).node_timeout_ms(120_000).start();
+    let cluster = cluster.expect("a cluster");
+    let keys = [key_of(&cluster, 2, "dead"), key_of(&cluster, 0, "k")];
+    (cluster, keys)
+}
+
+/// What is left of a long request goes nowhere, and what the client sends behind it is answered.
+#[test]
+fn a_long_request_to_a_node_that_cannot_be_reached_is_passed_over() {
+    let _alone = alone();
+    let (cluster, [dead, key]) = slow_to_notice();
+    let served = Served::of(&cluster.seed());
+    cluster.kill9(2).expect("killed");
+    let mut client = served.client();
+    let long = command(&["SET", &dead, &"v".repeat(4 << 20)]);
+    client.send(&[long, command(&["SET", &key, "v"])].concat());
+    let refused = client.line();
+    assert!(refused.starts_with("-CLUSTERDOWN"), "{refused}");
+    client.expect(b"+OK\r\n");
+    // Its node begins with a request, not within one.
+    cluster.nodes()[2].restart().expect("it runs again");
+    cluster.wait_ok().expect("all is well");
+    client.ask(&["SET", &dead, "v"], "+OK\r\n");
+}
+
+/// Requests that are to be sent again elsewhere fill nothing that is never emptied.
+#[test]
+fn many_requests_to_a_node_that_cannot_be_reached_are_answered() {
+    let _alone = alone();
+    let (cluster, [dead, key]) = slow_to_notice();
+    let served = Served::of(&cluster.seed());
+    cluster.kill9(2).expect("killed");
+    let mut client = served.client();
+    client.ask(&["SET", &key, "v"], "+OK\r\n");
+    // Its reply comes last, so that those to the other node are under way until then.
+    let (first, many) = (command(&["BLPOP", &format!("{{{key}}}queue"), "1"]), 4);
+    let other = command(&["SET", &dead, &"v".repeat(200 << 10)]);
+    client.send(&[first, other.repeat(many), command(&["GET", &key])].concat());
+    client.expect(b"*-1\r\n");
+    // They are tried for a while, so some may be carried out.
+    cluster.nodes()[2].restart().expect("it runs again");
+    for _ in 0..many {
+        let told = client.line();
+        assert!(told == "+OK\r\n" || told.starts_with("-CLUSTERDOWN"), "{told}");
+    }
+    client.expect(b"$1\r\nv\r\n");
+}
+
 /// Slots go to and fro while clients count: each number is counted once, and nobody hears of it.
 #[test]
 fn no_client_notices_that_slots_move() {

@@ -65,6 +65,11 @@ impl<A: Admission> Conn<A> {
         Box::new(Node::new(address, State::Connecting(connecting)))
     }
 
+    /// Whether what is for this node can still be sent there.
+    pub(super) fn is_reachable(&mut self, number: u16) -> bool {
+        self.node_at(At::Node(number)).is_some_and(|node| !matches!(node.state, State::Failed { .. }))
+    }
+
     pub(super) fn is_bound_to(&self, number: u16) -> bool {
         let open_at = [self.watching, self.listening.node()];
         open_at.contains(&Some(number)) || self.multi == Multi::At(number)
@@ -121,12 +126,15 @@ impl<A: Admission> Conn<A> {
                         State::Up(Box::new(io))
                     }
                     Err(error) => {
-                        node.to.clear();
                         let is_refused = matches!(&error.kind, ErrorKind::Server(refused)
                             if matches!(refused.code, Code::NoAuth | Code::WrongPassword));
                         State::Failed { why: error.to_string(), is_refused }
                     }
                 };
+            }
+            if matches!(node.state, State::Failed { .. }) {
+                // Nothing of it is sent: what may be sent again goes to another one, from where it is kept.
+                node.to.clear();
             }
             if let State::Up(io) = &mut node.state {
                 moved |= write(&mut **io, cx, &mut node.to)?;

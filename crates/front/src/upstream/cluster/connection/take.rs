@@ -69,6 +69,9 @@ impl<A: Admission> Conn<A> {
         }
         match self.passing {
             Some(to) => {
+                // Where it cannot be reached its number may come to be another one's, which must not begin in
+                // the middle of a request.
+                let to = to.filter(|number| self.is_reachable(*number));
                 let part = self.advance(whole, to);
                 if let Some(node) = to.and_then(|to| self.node_at(At::Node(to))) {
                     node.to.extend_from_slice(&part);
