@@ -298,6 +298,28 @@ fn many_requests_to_a_node_that_cannot_be_reached_are_answered() {
     client.expect(b"$1\r\nv\r\n");
 }
 
+/// It listens to nobody then, and is told so once.
+#[test]
+fn who_cannot_listen_is_told_so() {
+    let _alone = alone();
+    let (cluster, [dead, key]) = slow_to_notice();
+    let served = Served::of(&cluster.seed());
+    let (mut client, mut older) = (served.client(), served.client());
+    // All that a client of the newer protocol needs without a key is at the first node that it uses.
+    client.ask(&["SET", &key, "v"], "+OK\r\n");
+    client.send(&command(&["HELLO", "3"]));
+    assert!(client.reply().starts_with('%'));
+    cluster.kill9(2).expect("killed");
+    client.send(&command(&["SSUBSCRIBE", &dead]));
+    let refused = client.line();
+    assert!(refused.starts_with("-CLUSTERDOWN"), "{refused}");
+    client.ask(&["GET", &key], "$1\r\nv\r\n");
+    // With the older protocol nobody can say which answer is whose: it ends.
+    older.send(&command(&["SSUBSCRIBE", &dead]));
+    let told = String::from_utf8(older.rest()).expect("text");
+    assert!(told.starts_with("-CLUSTERDOWN") && told.lines().count() == 1, "{told}");
+}
+
 /// Slots go to and fro while clients count: each number is counted once, and nobody hears of it.
 #[test]
 fn no_client_notices_that_slots_move() {

@@ -157,8 +157,18 @@ impl<A: Admission> Conn<A> {
         };
         for number in [self.listening.node(), self.watching, bound].into_iter().flatten() {
             let is_full = self.to_client.len() >= OUT_BYTES_MAX;
+            let is_alone = self.listening == Listening::Alone(number);
             let Some(node) = self.node_at(At::Node(number)) else { return Err(Ended) };
-            let State::Up(io) = &mut node.state else { continue };
+            let io = match &mut node.state {
+                State::Up(io) => io,
+                // Nothing would ever come, and no reply that is due tells the client.
+                State::Failed { why, .. } if is_alone => {
+                    let line = format!("-CLUSTERDOWN whimbrel front: {}\r\n", one_line(why));
+                    self.to_client.add_whole(line.as_bytes());
+                    return Err(Ended);
+                }
+                _ => continue,
+            };
             if is_full || node.from.len() >= READ_BYTES {
                 continue;
             }
@@ -376,7 +386,14 @@ impl<A: Admission> Conn<A> {
         if can_retry && head.tries <= TRIES_MAX {
             return self.wait();
         }
+        let is_marker = matches!(head.what, What::Marker);
         let line = format!("-CLUSTERDOWN whimbrel front: {}\r\n", one_line(&why));
+        if is_marker {
+            // What is before it is no request here, and has no other answer. Nothing is heard from there.
+            self.listening = Listening::No;
+            self.to_client.add_whole(line.as_bytes());
+            return self.arrived(false);
+        }
         self.pass_error(line.as_bytes());
     }
 
