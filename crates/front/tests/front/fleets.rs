@@ -34,6 +34,8 @@ struct Coordinator {
     fleet: fleet::Fleet,
     port: u16,
     stop: CancellationToken,
+    runs: JoinHandle<Result<()>>,
+    serves: JoinHandle<()>,
 }
 
 /// A front that is a member, and serves until it is dropped.
@@ -53,6 +55,17 @@ impl Fleet {
             (Arc::new(runtime.expect("a runtime")), tempfile::tempdir().expect("a folder"));
         let coordinator = runtime.block_on(Coordinator::start(folder.path(), 0, backends));
         Fleet { coordinator: Some(coordinator), runtime, folder }
+    }
+
+    /// Its coordinator ends, and another one begins that knows these backends.
+    #[track_caller]
+    pub fn start_again(&mut self, backends: &[&Server]) {
+        let coordinator = self.coordinator.take().expect("a coordinator");
+        let (port, path) = (coordinator.port, self.folder.path());
+        self.coordinator = Some(self.runtime.block_on(async {
+            coordinator.end().await;
+            Coordinator::start(path, port, backends).await
+        }));
     }
 
     /// One more member. It may take `leave_patience` to give its slots to others when it leaves.
@@ -118,9 +131,15 @@ impl Coordinator {
         let daemon = Daemon::offer(options, services).await.expect("it listens");
         let port = daemon.address().expect("it listens").port();
         let stop = CancellationToken::new();
-        tokio::spawn(daemon.serve(stop.clone()));
-        tokio::spawn(coordination.run(stop.clone()));
-        Coordinator { fleet, port, stop }
+        let serves = tokio::spawn(daemon.serve(stop.clone()));
+        let runs = tokio::spawn(coordination.run(stop.clone()));
+        Coordinator { fleet, port, stop, runs, serves }
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        self.serves.await.expect("it ends");
+        self.runs.await.expect("it ends").expect("no error");
     }
 }
 

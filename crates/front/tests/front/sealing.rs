@@ -56,3 +56,32 @@ fn requests_behind_one_that_waits_keep_no_slot() {
         client.send(&[command(&["BLPOP", "{k}queue", "0"]), command(&["GET", "k"])].concat());
     });
 }
+
+/// How a client of the older protocol hears that it listens.
+const SUBSCRIBED: &str = "*3\r\n$9\r\nsubscribe\r\n$4\r\nnews\r\n:1\r\n";
+
+#[test]
+fn a_client_that_has_listened_is_served_as_all_are_and_ended_before_data_may_move() {
+    let _alone = alone();
+    let (first, second) = (server(), server());
+    let mut fleet = Fleet::start(&[&first]);
+    let members = fleet.pair(&first, LEAVE_PATIENCE, "k");
+    let [mut ours, mut theirs] = [0, 1].map(|number| members[number].client());
+    for client in [&mut ours, &mut theirs] {
+        client.ask(&["SUBSCRIBE", "news"], SUBSCRIBED);
+        client.ask(&["UNSUBSCRIBE", "news"], "*3\r\n$11\r\nunsubscribe\r\n$4\r\nnews\r\n:0\r\n");
+    }
+    ours.ask(&["SET", "k", "v"], "+OK\r\n");
+    theirs.send(&command(&["SET", "k", "w"]));
+    let told = theirs.line();
+    assert!(told.starts_with('-') && told.contains("MOVED"), "{told}");
+    // One that does nothing but listen.
+    let mut listens = members[0].client();
+    listens.ask(&["SUBSCRIBE", "news"], SUBSCRIBED);
+    fleet.start_again(&[&first, &second]);
+    assert!(ours.rest().is_empty(), "nothing was asked");
+    // Those that keep no slot stay.
+    theirs.ask(&["PING"], "+PONG\r\n");
+    members[1].client().ask(&["PUBLISH", "news", "hello"], ":1\r\n");
+    listens.expect(b"*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$5\r\nhello\r\n");
+}

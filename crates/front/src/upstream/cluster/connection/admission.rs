@@ -10,7 +10,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 use whimbrel_wire::value::Value;
 
-use super::due::{At, What};
+use super::due::{At, Due, What};
 use super::news::{FleetNews, next};
 use super::node::State;
 use super::request::{Admitted, CROSS_SLOT, First, Multi, Step, Waiting};
@@ -195,7 +195,8 @@ impl<A: Admission> Conn<A> {
                     return Ok(false);
                 }
                 // What is under way is somebody else's from now on.
-                if self.due.iter().any(|due| due.guard.is_some() || due.wait.is_some()) {
+                let is_under_way = |due: &Due| due.guard.is_some() || due.wait.is_some();
+                if self.alone_wait.is_some() || self.due.iter().any(is_under_way) {
                     return Err(Ended);
                 }
                 self.fleet_news = FleetNews::of(&self.cluster);

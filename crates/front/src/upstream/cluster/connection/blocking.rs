@@ -16,7 +16,7 @@ use super::news::next;
 use super::node::State;
 use super::state::{Conn, PAUSE};
 use crate::pipe::io::Ended;
-use crate::upstream::admission::Admission;
+use crate::upstream::admission::{Admission, UnpinnedWait};
 
 impl<A: Admission> Conn<A> {
     /// What was sent last may wait for something to happen.
@@ -28,6 +28,19 @@ impl<A: Admission> Conn<A> {
             None => (due.guard, due.wait) = (guard, Some(Wait::Pinned(false))),
         }
         self.notice_seals();
+    }
+
+    /// Nobody knows when requests of a client of the older protocol that listens are done, so they keep no
+    /// slot. False where they have to, as data moves between backends.
+    pub(super) fn hold_alone(&mut self) -> bool {
+        if self.alone_wait.is_none() {
+            self.alone_wait = self.gate().and_then(|gate| gate.waits().unpinned());
+        }
+        let may_go_on = self.alone_wait.as_ref().is_some_and(|wait| !wait.has_to_end());
+        if may_go_on {
+            self.notice_seals();
+        }
+        may_go_on
     }
 
     /// Lets go of what waits in a slot that is to move, and ends a connection whose client keeps one from
@@ -53,7 +66,7 @@ impl<A: Admission> Conn<A> {
         if let Some(last) = last {
             self.end_stall(last)?;
         }
-        let waits = self.due.iter().any(|due| due.wait.is_some());
+        let waits = self.alone_wait.is_some() || self.due.iter().any(|due| due.wait.is_some());
         let is_over = !waits && !self.waits_for_client();
         match (&mut self.seal_notice, last) {
             (Some(seal_notice), Some(_)) => seal_notice.again = Some(Box::pin(sleep(PAUSE))),
@@ -67,6 +80,10 @@ impl<A: Admission> Conn<A> {
     /// Has servers let go of what waits in a slot that is to move, or before a request of one.
     fn let_go(&mut self) -> Result<(), Ended> {
         let Some(gate) = self.gate().cloned() else { return Ok(()) };
+        // Something of it may be anywhere by now.
+        if self.alone_wait.as_ref().is_some_and(UnpinnedWait::has_to_end) {
+            return Err(Ended);
+        }
         let last = self.last_sealed();
         let mut nodes: Vec<At> = Vec::new();
         for (number, due) in self.due.iter().enumerate() {

@@ -39,6 +39,7 @@ impl<A: Admission> ClusterConnection for Conn<A> {
             (self.nodes, self.detour, self.sharing) = (Vec::new(), None, None);
             // Its client may take in what is there as late as it likes: no slot is kept for that.
             self.due.clear();
+            self.alone_wait = None;
         }
         moved
     }
@@ -85,6 +86,7 @@ impl<A: Admission> Conn<A> {
             waiting: None,
             seal_notice: None,
             listening: Listening::No,
+            alone_wait: None,
             settling: false,
             refreshing: None,
             pause: None,

@@ -19,7 +19,7 @@ use super::shared::Sharing;
 use crate::pipe::memory::MemoryPermit;
 use crate::pipe::replies::Replies;
 use crate::pipe::requests::Requests;
-use crate::upstream::admission::Admission;
+use crate::upstream::admission::{Admission, UnpinnedWait};
 use crate::upstream::cluster::map::Map;
 use crate::upstream::cluster::nodes::{Cluster, Ids, Role};
 use crate::upstream::identity::Identity;
@@ -91,9 +91,12 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     /// The first request waits for somebody who serves its slot.
     pub(super) waiting: Option<Waiting>,
     pub(super) fleet_news: FleetNews,
-    /// While requests are under way that may wait for something to happen, or that the client holds up.
+    /// While requests are under way that may wait for something to happen, that the client holds up, or that
+    /// keep no slot.
     pub(super) seal_notice: Option<SealNotice>,
     pub(super) listening: Listening,
+    /// Requests were sent that keep no slot, and nobody knows whether they are done.
+    pub(super) alone_wait: Option<UnpinnedWait>,
     /// No more requests are taken until nothing is due.
     pub(super) settling: bool,
     pub(super) refreshing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,

@@ -343,13 +343,19 @@ impl<A: Admission> Conn<A> {
         destination: Destination,
         listening: u16,
     ) -> Result<Step, Ended> {
-        // Nobody knows here when the reply has come, so the slot could not be kept until then: where data
-        // moves between backends it has to be.
-        let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
-        let is_its_own = match &destination {
-            Destination::Slot(slot) => {
-                self.map.owner(*slot) == Some(listening) && (!may_move || first.is_channel)
+        let mut may_pass = true;
+        if let Destination::Slot(slot) = destination
+            && !first.is_channel
+            && self.is_gated()
+        {
+            match self.admit(cx, slot) {
+                Admitted::Open(_guard) => may_pass = self.hold_alone(),
+                Admitted::Waits => return Ok(Step::Waits),
+                Admitted::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
             }
+        }
+        let is_its_own = match &destination {
+            Destination::Slot(slot) => self.map.owner(*slot) == Some(listening) && may_pass,
             Destination::Rule(ClusterRule::ListenAtSlot) => match of_keys(&first.words[1..]) {
                 Destination::Slot(slot) => self.map.owner(slot) == Some(listening),
                 destination => destination == Destination::Anyone,
