@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{Action, Detail, Effect, Outcome, Reason, Rules, Verify, Why};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::clock::{self, Asked};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error};
@@ -106,7 +107,9 @@ pub(crate) struct Executor {
     paused: Option<(Paused, Instant)>,
     /// From before the pause until the writers are let go.
     gate: Option<TargetGateGuard>,
-    sealed_at: Option<Instant>,
+    /// How old the knowledge is that the source is fenced, by [`clock::now_ms`]: a failover goes on while
+    /// this machine is suspended.
+    sealed_at_ms: Option<u64>,
     /// The slots that were taken over together with their fence.
     taken: Option<SlotSet>,
     /// The nodes of both shards as they were when the job last looked: a promoted replica is found among
@@ -159,7 +162,7 @@ impl Executor {
             mover: None,
             paused: None,
             gate: None,
-            sealed_at: None,
+            sealed_at_ms: None,
             taken: None,
             members,
             sheltered,
@@ -254,7 +257,7 @@ impl Executor {
         self.mover = None;
         self.paused = None;
         self.gate = None;
-        self.sealed_at = None;
+        self.sealed_at_ms = None;
         self.taken = None;
     }
 
@@ -275,8 +278,8 @@ impl Executor {
             Action::Fence => self.fence(slots).await,
             Action::TakeOver { .. } if self.taken.take().as_ref() == Some(slots) => Ok(Detail::Nothing),
             Action::TakeOver { guard_ms } => {
-                let limit = Duration::from_millis(*guard_ms);
-                if self.sealed_at.is_none_or(|at| at.elapsed() > limit) {
+                let is_stale = |at_ms| clock::now_ms().saturating_sub(at_ms) > *guard_ms;
+                if self.sealed_at_ms.is_none_or(is_stale) {
                     // Should it be nothing but a pause, nobody need wait until that is looked into.
                     self.handover().await?.lift_fence().await?;
                     return Err(because(Why::TooLate, "too much time went by since the fence"));
@@ -551,7 +554,7 @@ impl Executor {
         let target = self.handover().await?.target_address().clone();
         self.gate = Some(gate_of(&target).begin().await);
         self.handover().await?.raise_epoch().await?;
-        self.sealed_at = None;
+        self.sealed_at_ms = None;
         let handover = self.handover().await?;
         let paused = handover.pause(pause_ms).await?;
         // When it was sent: before that a connection may have had to be opened.
@@ -575,7 +578,7 @@ impl Executor {
     /// What a released pause comes to.
     fn released(&mut self) -> Detail {
         self.gate = None;
-        let sealed = self.sealed_at.is_some();
+        let sealed = self.sealed_at_ms.is_some();
         let paused_ms = self.paused.take().map_or(0, |(paused, started)| {
             // Where no fence prolonged it, it has ended by itself when its time was up.
             let end = if sealed { Instant::now() } else { Instant::now().min(paused.until) };
@@ -670,6 +673,7 @@ impl Executor {
         self.fence_begun = Some(Instant::now());
         let last_moment = Self::before_end(&paused, self.need.sealing_ms * 3 / 5);
         let handover = self.handover().await?;
+        let asked = Asked::now();
         let fenced = if handover.fence_kind() == SlotFenceKind::Redirecting {
             // From the fence on clients are sent to the target, so there must be no moment in which it sends
             // them back, not even that of a journal. What a process that dies in between leaves is looked
@@ -680,12 +684,12 @@ impl Executor {
         } else {
             let fenced = handover.fence(slots, &paused).await?;
             if fenced.held && Instant::now() > last_moment && handover.lift_fence().await? {
-                self.sealed_at = Some(Instant::now());
+                self.sealed_at_ms = Some(asked.answered_ms());
                 return Err(because(Why::TooSlow, "the fence took too long, and was lifted"));
             }
             fenced
         };
-        self.sealed_at = Some(Instant::now());
+        self.sealed_at_ms = Some(asked.answered_ms());
         Ok(Detail::Fenced { held: fenced.held })
     }
 
@@ -696,9 +700,10 @@ impl Executor {
         let (source, target) = self.between.clone().ok_or_else(no_nodes)?;
         let members = self.members.clone().unwrap_or(Members { source: vec![source], target: vec![target] });
         let options = self.handover_options();
+        let asked = Asked::now();
         let Sighting { observation, silence } =
             Handover::observe_with(&self.deployment, &members, slots, &options).await?;
-        self.sealed_at = Some(Instant::now());
+        self.sealed_at_ms = Some(asked.answered_ms());
         self.note_silence(&observation, silence).await;
         Ok(Detail::Observed(Box::new(observation)))
     }

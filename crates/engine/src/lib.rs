@@ -1,6 +1,7 @@
 //! The only crate that knows server versions and dialects.
 //!
 //! - [`endpoint`]: what the user typed to name a deployment, and how to reach it;
+//! - [`clock`]: the clock for leases and pauses, which goes on while the machine is suspended;
 //! - [`link`]: one connection to one server, greeted and ready for commands;
 //! - [`unanswered`]: connections that ended while a server may still have commands of them;
 //! - [`login`]: passwords, and those that expire, which a command prints;
@@ -22,6 +23,7 @@
 //! **Architecture invariant:** no other crate compares server versions. They ask for a capability.
 
 pub mod behind;
+pub mod clock;
 pub mod deployment;
 pub mod endpoint;
 pub mod error;

@@ -4,14 +4,12 @@
 //!   its lease, and knows who serves which partition;
 //! - [`protocol`]: what goes over the connection besides the messages of `core::fleet`;
 //! - [`login`]: how each side proves to the other that it knows the password;
-//! - [`frame`], [`outbox`]: bytes in pieces of bounded length, and queues of bounded length;
-//! - [`clock`]: the clock that leases need.
+//! - [`frame`], [`outbox`]: bytes in pieces of bounded length, and queues of bounded length.
 //!
 //! What is to be done is decided in `whimbrel_core::fleet` alone. The coordinator's side is
 //! `whimbrel_control::fleet`.
 
 mod cell;
-pub mod clock;
 mod data;
 pub mod frame;
 mod guard;

@@ -12,12 +12,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::{Action, Member, MemberInput, Move, Order, Partition};
+use whimbrel_engine::clock;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::{Io, LinkOptions};
 
 use crate::cell::Cell;
-use crate::clock;
 use crate::data::{Data, Failure};
 use crate::frame::Frames;
 use crate::login;

@@ -8,9 +8,9 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
 use whimbrel_core::fleet::{Member, MemberId, Partition};
+use whimbrel_engine::clock;
 
 use crate::cell::Cell;
-use crate::clock;
 use crate::protocol::{Backend, Directory};
 
 /// How a member stands. It changes with each change of the table.

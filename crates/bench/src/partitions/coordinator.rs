@@ -16,7 +16,7 @@ use whimbrel_core::fleet::{
     Coordinator, HOLDERS_MAX, ITEMS_MAX, Input, MemberId, Move, Options, Order, Output, Partition, Recipient,
     Record, Row, ToCoordinator, ToMember,
 };
-use whimbrel_fleet::clock;
+use whimbrel_engine::clock;
 use whimbrel_loadgen::interrupt::Interrupt;
 
 use super::entries::Entries;

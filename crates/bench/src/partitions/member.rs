@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use whimbrel_core::fleet::{Action, Member, MemberId, MemberInput, Move, Partition, ToMember};
-use whimbrel_fleet::clock;
+use whimbrel_engine::clock;
 
 use super::entries::{Entries, digest};
 use super::link::{self, Frames, Kind};

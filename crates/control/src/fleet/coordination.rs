@@ -15,8 +15,8 @@ use whimbrel_core::fleet::{
     Coordinator, Enrolled, Input, MemberId, Options, Order, Output, Recipient, Record, Report, Snapshot,
     ToCoordinator, ToMember,
 };
+use whimbrel_engine::clock;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
-use whimbrel_fleet::clock;
 use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, MEMBERS_MAX};
 
 use super::handle::{Event, Fleet, Listens, Question, Refused};

@@ -11,13 +11,11 @@ use whimbrel_wire::value::Value;
 
 use super::options::SlotFenceKind;
 use super::peer::{Mark, Peer, reply_array, transaction};
-use super::state::{Fenced, Handover, Members, Paused};
+use super::state::{Fenced, Handover, LongPause, Members, PING_BYTES, Paused, history, is_untouched, offset};
+use crate::clock;
 use crate::error::{Error, Result, ServerError};
 use crate::nodes::ClusterView;
 use crate::probe::Info;
-
-/// A `PING` in a replication stream: `*1\r\n$4\r\nPING\r\n`. No other command that is replicated is as short.
-const PING_BYTES: u64 = 14;
 
 /// How long the second of two broadcasts may wait for the acknowledgement of the first, and some more.
 const BROADCAST_GAP: Duration = Duration::from_millis(60);
@@ -41,8 +39,8 @@ const SETTLE_POLL: Duration = Duration::from_millis(1);
 /// commands. It takes one or two.
 const ANNOUNCE_MS: u64 = 50;
 
-/// Time that a take-over needs to arrive, before a pause that it relies on ends.
-const TAKE_OVER_RESERVE: Duration = Duration::from_secs(3);
+/// Time that a take-over needs to arrive, before a pause that it relies on ends, in milliseconds.
+const TAKE_OVER_RESERVE_MS: u64 = 3_000;
 
 /// The fence for a source that redirects. It says that it writes nothing, so that the pause does not hold it
 /// up; what it changes is no data. Its arguments: the offset, the same with a `PING` more, the replication
@@ -100,7 +98,7 @@ impl Handover {
         let text = pause_ms.to_string();
         self.source
             .run(async |link| {
-                let before = Instant::now();
+                let (before, before_ms) = (Instant::now(), clock::now_ms());
                 link.push(&[b"CLIENT", b"PAUSE", text.as_bytes(), b"WRITE"]);
                 link.push(&[b"INFO", b"replication"]);
                 link.flush().await?;
@@ -113,6 +111,7 @@ impl Handover {
                 Ok(Paused {
                     offset: offset(&info),
                     until: before + Duration::from_millis(pause_ms),
+                    until_ms: before_ms.saturating_add(pause_ms),
                     history: history(&info),
                 })
             })
@@ -124,7 +123,7 @@ impl Handover {
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
     pub async fn release(&mut self) -> Result<()> {
-        self.fenced_until = None;
+        self.long_pause = None;
         self.source.run(async |link| link.call(&[b"CLIENT", b"UNPAUSE"]).await.map(drop)).await
     }
 
@@ -240,7 +239,7 @@ impl Handover {
         let answer = self
             .source
             .run(async |link| {
-                let sent = Instant::now();
+                let sent_ms = clock::now_ms();
                 let items = transaction(link, "the fence", |link| {
                     let mut commands = 2;
                     if kind == SlotFenceKind::Gossip {
@@ -261,16 +260,19 @@ impl Handover {
                     commands
                 })
                 .await?;
-                Ok(Answer::read(items, kind, sent, link.endpoint(), link.address()))
+                Ok(Answer::read(items, kind, sent_ms, link.endpoint(), link.address()))
             })
             .await?;
         let held = answer.refused.is_none()
             && answer.owned.as_ref().is_some_and(|owned| slots.difference(owned).is_empty())
             && answer.is_held(paused);
         if held {
-            let long = Duration::from_millis(self.long_pause_ms);
-            self.fenced_until = (kind == SlotFenceKind::Gossip).then(|| answer.sent + long);
             let seamless = kind == SlotFenceKind::Gossip;
+            self.long_pause = seamless.then(|| LongPause {
+                until_ms: answer.sent_ms.saturating_add(self.long_pause_ms),
+                offset: answer.offset,
+                history: answer.history,
+            });
             return Ok(Fenced { held: true, offset: answer.offset, seamless });
         }
         tracing::info!(
@@ -293,7 +295,7 @@ impl Handover {
 
     /// Has the source own `slots` again and lifts the pause, both at once.
     async fn undo_fence(&mut self, kind: SlotFenceKind, slots: &SlotSet) -> Result<()> {
-        self.fenced_until = None;
+        self.long_pause = None;
         if kind == SlotFenceKind::Gossip || slots.is_empty() {
             return self.release().await;
         }
@@ -330,25 +332,25 @@ impl Handover {
     /// already are fine. Call it only when the source is fenced.
     ///
     /// # Errors
-    /// `Server` where nothing was changed. `Unfit` where the fence's time has run out, or the target is no
-    /// primary: nothing was changed either. After any other it is not known what is true.
+    /// `Server` where nothing was changed, for example since something was written behind a fence that relies
+    /// on a pause. `Unfit` where the fence's time has run out, or the target is no primary: nothing was
+    /// changed either. After any other it is not known what is true.
     pub async fn take_over(&mut self, slots: &SlotSet) -> Result<()> {
-        if let Some(until) = self.fenced_until
-            && Instant::now() + TAKE_OVER_RESERVE > until
-        {
-            return Err(self.source.unfit("take over", "the time of the write pause has run out"));
+        // Owners are not made to give up what they have and take it again.
+        let is_repeated = slots.difference(&self.taken).is_empty();
+        // Not where an earlier process fenced: that has to come to its end.
+        if let Some(fence) = self.long_pause.clone() {
+            // Not a second time: a source that has lost slots removes their keys, which moves its offset.
+            if !is_repeated {
+                self.check_untouched(&fence).await?;
+            }
+            if clock::now_ms() + TAKE_OVER_RESERVE_MS > fence.until_ms {
+                return Err(self.source.unfit("take over", "the time of the write pause has run out"));
+            }
         }
         if slots.is_empty() {
             return Ok(());
         }
-        // The last moment at which a child that has begun since the fence can be seen: with the take-over the
-        // source begins to remove keys. Not where an earlier process fenced: that has to come to its end.
-        if self.fenced_until.is_some() && self.minds_children() && self.source_has_child().await? {
-            let text = "a child of the source has just begun to save, which it may not survive";
-            return Err(self.source.for_now("take over", text));
-        }
-        // Owners are not made to give up what they have and take it again.
-        let is_repeated = slots.difference(&self.taken).is_empty();
         if is_repeated || !self.claim_and_announce(slots).await? {
             self.claim_what_is_missing(slots).await?;
         }
@@ -662,8 +664,9 @@ impl Handover {
 
 /// What the source answered to a fence.
 struct Answer {
-    sent: Instant,
-    answered: Instant,
+    /// Before it was asked, and when its answer was read, by [`clock::now_ms`].
+    sent_ms: u64,
+    answered_ms: u64,
     is_primary: bool,
     offset: Option<u64>,
     history: String,
@@ -677,7 +680,7 @@ impl Answer {
     fn read(
         items: Vec<Value>,
         kind: SlotFenceKind,
-        sent: Instant,
+        sent_ms: u64,
         endpoint: &crate::endpoint::Endpoint,
         address: &crate::endpoint::Address,
     ) -> Answer {
@@ -687,8 +690,8 @@ impl Answer {
         let info = Info::parse(text(first).as_bytes());
         let view = ClusterView::parse(text(first + 1), endpoint, address);
         Answer {
-            sent,
-            answered: Instant::now(),
+            sent_ms,
+            answered_ms: clock::now_ms(),
             is_primary: info.field("role") == Some("master"),
             offset: offset(&info),
             history: history(&info),
@@ -699,25 +702,10 @@ impl Answer {
 
     /// Whether nothing was written between the offset in `paused` and this.
     fn is_held(&self, paused: &Paused) -> bool {
-        let unchanged = match (paused.offset, self.offset) {
-            (Some(before), Some(now)) => now == before || now == before + PING_BYTES,
-            // It began to keep one meanwhile, or it keeps none: it was still paused when it answered.
-            _ => self.answered < paused.until,
-        };
+        // Where the offset does not tell: it was still paused when it answered.
+        let unchanged =
+            is_untouched(paused.offset, self.offset).unwrap_or(self.answered_ms < paused.until_ms);
         self.is_primary && self.history == paused.history && unchanged
-    }
-}
-
-/// The replication offset, where the server keeps one. Without a backlog it does not move.
-fn offset(info: &Info) -> Option<u64> {
-    info.number("master_repl_offset").filter(|_| info.number("repl_backlog_active") == Some(1))
-}
-
-/// The replication history. A server without a backlog may take a new one at any time.
-fn history(info: &Info) -> String {
-    match offset(info) {
-        Some(_) => info.field("master_replid").unwrap_or_default().to_owned(),
-        None => String::new(),
     }
 }
 

@@ -99,6 +99,9 @@ use crate::probe::Info;
 /// Where the target is made to wait, the sight of that takes the place of the take-over.
 const SEAL_TRIPS: u32 = 4;
 
+/// With a fence that relies on the pause: the source is asked once more before the take-over.
+const SEAL_TRIPS_GOSSIP: u32 = SEAL_TRIPS + 1;
+
 /// Those of a source that just gives the slots up: before it marks are removed, and one slot is claimed on
 /// its own, which takes three.
 const SEAL_TRIPS_BARE: u32 = 9;
@@ -184,7 +187,7 @@ impl Handover {
             options,
             marked: SlotSet::new(),
             taken: SlotSet::new(),
-            fenced_until: None,
+            long_pause: None,
             beside_child: false,
             sheltered,
             members,
@@ -237,9 +240,11 @@ impl Handover {
         let us = slot_us.saturating_mul(slots as u64).saturating_add(key_us.saturating_mul(keys));
         let trips = match self.usual_fence() {
             SlotFenceKind::Bare => SEAL_TRIPS_BARE,
-            // Two questions more, and the other fence where there is a child.
+            // One question more before the fence, one before the take-over, and the other fence where there is
+            // a child.
             SlotFenceKind::Gossip if self.minds_children() => SEAL_TRIPS_BARE + 2,
-            _ => SEAL_TRIPS,
+            SlotFenceKind::Gossip => SEAL_TRIPS_GOSSIP,
+            SlotFenceKind::Redirecting => SEAL_TRIPS,
         };
         Duration::from_micros(us).saturating_add(round_trip.saturating_mul(trips))
     }

@@ -23,9 +23,24 @@ pub struct Paused {
     /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence
     /// verifies is that nothing was written after this offset.
     pub offset: Option<u64>,
-    /// Until when no write is accepted, counted from before the command was sent.
+    /// Until when no write is accepted, counted from before the command was sent. For plans: this clock stands
+    /// still while the machine is suspended.
     pub until: Instant,
+    /// The same by [`clock::now_ms`](crate::clock::now_ms), for what must not be believed later.
+    pub(super) until_ms: u64,
     /// The source's replication history: another one means another process or a failover.
+    pub(super) history: String,
+}
+
+/// What a fence that relies on a longer pause has found, and for how long it holds.
+#[derive(Debug, Clone)]
+pub(super) struct LongPause {
+    /// Until when no write is accepted, counted from before the command was sent, by
+    /// [`clock::now_ms`](crate::clock::now_ms).
+    pub(super) until_ms: u64,
+    /// The source's replication offset, where it keeps one.
+    pub(super) offset: Option<u64>,
+    /// The source's replication history.
     pub(super) history: String,
 }
 
@@ -63,8 +78,8 @@ pub struct Handover {
     pub(super) marked: SlotSet,
     /// The slots of the last take-over.
     pub(super) taken: SlotSet,
-    /// Until when a fence that relies on the pause holds.
-    pub(super) fenced_until: Option<Instant>,
+    /// The fence at hand, if it is one that relies on the pause.
+    pub(super) long_pause: Option<LongPause>,
     /// A child of the source saved when it was fenced, and the source would die of its own removal of keys.
     pub(super) beside_child: bool,
     /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
@@ -75,6 +90,9 @@ pub struct Handover {
     /// Connections to other nodes.
     pub(super) watchers: Watchers,
 }
+
+/// A `PING` in a replication stream: `*1\r\n$4\r\nPING\r\n`. No other command that is replicated is as short.
+pub(super) const PING_BYTES: u64 = 14;
 
 /// How long a handover waits for children of the source.
 const CHILDREN_PATIENCE: Duration = Duration::from_millis(100);
@@ -173,9 +191,35 @@ impl Handover {
 
     /// Whether a child of the source saves, or is about to: for a file, or for a replica.
     pub(super) async fn source_has_child(&mut self) -> Result<bool> {
+        Ok(saves(&self.source_info().await?))
+    }
+
+    async fn source_info(&mut self) -> Result<Info> {
         let info =
             self.source.run(async |link| link.call(&[b"INFO", b"persistence", b"replication"]).await).await?;
-        Ok(saves(&Info::parse(info.as_bytes().map_or(&[], |bytes| bytes))))
+        Ok(Info::parse(info.as_bytes().map_or(&[], |bytes| bytes)))
+    }
+
+    /// Asks the source once more, right before a take-over that relies on its pause. What else tells that the
+    /// pause is still on is our own clock, which may have stood still with the machine below this one; and
+    /// anybody can lift a pause.
+    ///
+    /// # Errors
+    /// `Server` where something was written since, and where a child of the source has begun to save which it
+    /// may not survive: with the take-over the source begins to remove keys.
+    pub(super) async fn check_untouched(&mut self, fence: &LongPause) -> Result<()> {
+        let info = self.source_info().await?;
+        if info.field("role") != Some("master")
+            || history(&info) != fence.history
+            || is_untouched(fence.offset, offset(&info)) == Some(false)
+        {
+            return Err(self.source.for_now("take over", "something was written behind the fence"));
+        }
+        if self.minds_children() && saves(&info) {
+            let text = "a child of the source has just begun to save, which it may not survive";
+            return Err(self.source.for_now("take over", text));
+        }
+        Ok(())
     }
 
     /// Clears the marks of `slots` on the target and its replicas.
@@ -202,6 +246,26 @@ impl Handover {
     pub fn members(&self) -> &Members {
         &self.members
     }
+}
+
+/// The replication offset, where the server keeps one. Without a backlog it does not move.
+pub(super) fn offset(info: &Info) -> Option<u64> {
+    info.number("master_repl_offset").filter(|_| info.number("repl_backlog_active") == Some(1))
+}
+
+/// The replication history. A server without a backlog may take a new one at any time.
+pub(super) fn history(info: &Info) -> String {
+    match offset(info) {
+        Some(_) => info.field("master_replid").unwrap_or_default().to_owned(),
+        None => String::new(),
+    }
+}
+
+/// Whether nothing was written between two offsets of one history; `None` where there is no telling, since
+/// the server keeps none, or began to keep one meanwhile.
+pub(super) fn is_untouched(before: Option<u64>, now: Option<u64>) -> Option<bool> {
+    let (before, now) = (before?, now?);
+    Some(now == before || now == before + PING_BYTES)
 }
 
 /// Lets replicas follow the last slot of their primary again.
@@ -246,5 +310,21 @@ mod tests {
         assert!(saves("aof_rewrite_scheduled:1\r\n"));
         assert!(saves("module_fork_in_progress:1\r\n"));
         assert!(saves(&format!("{idle}slave0:ip=::1,port=1,state=wait_bgsave,offset=0,lag=0\r\n")));
+    }
+
+    #[test]
+    fn a_ping_is_no_write_and_without_an_offset_there_is_no_telling() {
+        let is_untouched = |before: &str, now: &str| {
+            let offset =
+                |text: &str| offset(&Info::parse(format!("repl_backlog_active:1\r\n{text}").as_bytes()));
+            super::is_untouched(offset(before), offset(now))
+        };
+        let at = |n: u64| format!("master_repl_offset:{n}\r\n");
+        assert_eq!(is_untouched(&at(100), &at(100)), Some(true));
+        assert_eq!(is_untouched(&at(100), &at(114)), Some(true));
+        assert_eq!(is_untouched(&at(100), &at(128)), Some(false));
+        assert_eq!(is_untouched(&at(100), &at(99)), Some(false));
+        assert_eq!(is_untouched("", &at(100)), None);
+        assert_eq!(is_untouched(&at(100), ""), None);
     }
 }

@@ -1,7 +1,6 @@
 //! Holds the writers of a deployment for a while.
 
-use std::time::{Duration, Instant};
-
+use crate::clock;
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::Result;
@@ -12,7 +11,7 @@ use crate::probe::Info;
 #[derive(Debug)]
 pub struct Seal {
     links: Vec<Link>,
-    until: Option<Instant>,
+    until_ms: Option<u64>,
 }
 
 /// How far one primary is.
@@ -34,7 +33,7 @@ impl Seal {
         for shard in &deployment.topology().shards {
             links.push(deployment.open(&shard.primary, 0).await?);
         }
-        Ok(Seal { links, until: None })
+        Ok(Seal { links, until_ms: None })
     }
 
     /// Holds all writers from now on, for `limit_ms` at most, and tells how far the primaries are. Where one
@@ -44,7 +43,7 @@ impl Seal {
     /// As [`Link::call`].
     pub async fn hold(&mut self, limit_ms: u64) -> Result<Vec<Reached>> {
         // Counted from before the first server hears of it: none lets go earlier than this.
-        self.until = Some(Instant::now() + Duration::from_millis(limit_ms));
+        self.until_ms = Some(clock::now_ms().saturating_add(limit_ms));
         match self.try_hold(limit_ms).await {
             Ok(reached) => Ok(reached),
             Err(e) => {
@@ -77,9 +76,10 @@ impl Seal {
         Ok(reached)
     }
 
-    /// When the first of the servers lets its writers go by itself; `None` where nobody is held.
-    pub fn until(&self) -> Option<Instant> {
-        self.until
+    /// When the first of the servers lets its writers go by itself, by [`clock::now_ms`]: servers count on
+    /// while this machine is suspended. `None` where nobody is held.
+    pub fn until_ms(&self) -> Option<u64> {
+        self.until_ms
     }
 
     /// Lets all writers go.
@@ -87,7 +87,7 @@ impl Seal {
     /// # Errors
     /// The first that occurred; the other servers have been told all the same.
     pub async fn release(&mut self) -> Result<()> {
-        self.until = None;
+        self.until_ms = None;
         let mut outcome = Ok(());
         for link in &mut self.links {
             let released = link.call(&[b"CLIENT", b"UNPAUSE"]).await.map(drop);

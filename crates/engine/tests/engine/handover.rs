@@ -19,6 +19,7 @@ use whimbrel_engine::nodes::{ClusterView, key_counts};
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Tls};
 use whimbrel_wire::value::Value;
 
+mod lapsed;
 mod silent;
 
 whimbrel_lab::for_each_engine! {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::clock;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::{Feed, History};
@@ -397,9 +398,9 @@ impl From<Error> for NotSwitched {
 /// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else
 /// the fence is taken down again; what cannot be taken down at once is said to stay.
 async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal) -> Result<u64, NotSwitched> {
-    let until = seal.until();
-    let in_time = || match until {
-        Some(until) if std::time::Instant::now() < until => Ok(()),
+    let until_ms = seal.until_ms();
+    let in_time = || match until_ms {
+        Some(until_ms) if clock::now_ms() < until_ms => Ok(()),
         _ => Err(refused("fencing the writers off took longer than the pause")
             .with_remedy(Remedy::AllowLongerPause)),
     };

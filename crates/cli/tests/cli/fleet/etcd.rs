@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use parking_lot::Mutex;
 use serde_json::Value;
 use whimbrel_core::fleet::{MemberId, Order, Report, ToCoordinator};
-use whimbrel_fleet::clock;
+use whimbrel_engine::clock;
 use whimbrel_fleet::protocol::{FromCoordinator, FromMember, Hello};
 use whimbrel_lab::Etcd;
 

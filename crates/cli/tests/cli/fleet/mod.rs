@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use whimbrel_engine::clock;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
-use whimbrel_fleet::{AtBackends, Membership, MembershipOptions, Standing, clock};
+use whimbrel_fleet::{AtBackends, Membership, MembershipOptions, Standing};
 
 #[cfg(feature = "etcd")]
 mod etcd;

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
+use whimbrel_engine::clock;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_fleet::clock;
 
 use super::address::EtcdOptions;
 use super::client::{Client, GRANT, PATIENCE, RANGE, TXN, int};

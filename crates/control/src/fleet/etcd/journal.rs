@@ -21,8 +21,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use whimbrel_core::fleet::{Record, Snapshot};
+use whimbrel_engine::clock;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
-use whimbrel_fleet::clock;
 use whimbrel_fleet::protocol::Backend;
 
 use super::address::EtcdOptions;
