@@ -12,6 +12,7 @@
 //! Errors become outcomes here: what certainly did not happen is refused, and of a fence, a takeover or a
 //! giving back that got no answer nobody knows, so it is said to be unknown and looked into.
 
+mod brake;
 mod check;
 mod silence;
 mod waiting;
@@ -36,14 +37,12 @@ use whimbrel_engine::handover::{Handover, HandoverOptions, Members, Paused, Sigh
 use whimbrel_flow::functions;
 use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, TargetGate, TargetGateGuard, count_keys};
 
+use self::brake::{BRAKED_ROUND, beside_brake, slow_writers};
 pub use self::silence::Silence;
 use crate::naming::process_name;
 use crate::options::TransferOptions;
 use crate::pause::PauseNeed;
 use crate::progress::JobProgress;
-
-/// How long one round of catching up lasts at most when writes are slowed.
-const BRAKED_ROUND: Duration = Duration::from_millis(500);
 
 /// Touched elements of one key that are followed; beyond it the key moves as a whole again.
 const TOUCHED_ELEMENTS_MAX: usize = 65_536;
@@ -490,19 +489,13 @@ impl Executor {
                 }
                 Ok(())
             };
-            let brake = slow_writers(handover, brake_percent, self.rules.max_pause_ms, &self.progress);
-            tokio::select! {
-                done = rounds => done,
-                failed = brake => Err(failed),
-            }
+            let (longest_ms, enough) = (self.rules.max_pause_ms, CancellationToken::new());
+            let brake = slow_writers(handover, brake_percent, longest_ms, &self.progress, &enough);
+            beside_brake(rounds, brake, &enough).await
         };
         if let Err(e) = caught_up {
             self.mover = None;
             return Err(e.into());
-        }
-        if brake_percent > 0 {
-            // The select may have cut the brake short with its pause on.
-            self.handover().await?.release().await?;
         }
         self.update_rate(repeated, started.elapsed());
         let max_pause_ms = self.rules.max_pause_ms;
@@ -713,32 +706,6 @@ impl Executor {
 pub(crate) async fn put_back(deployment: &Deployment, sheltered: &[NodeId]) {
     if let Err(e) = Handover::unshelter_nodes(deployment, sheltered).await {
         tracing::warn!(error = %e, "a setting is not put back");
-    }
-}
-
-/// Slows writers down for a share of the time, until dropped. Ends with an error only.
-async fn slow_writers(
-    handover: &mut Handover,
-    percent: u8,
-    max_pause_ms: u64,
-    progress: &JobProgress,
-) -> Error {
-    // Half of the longest pause, so that writers see many short ones and none that is worse than a
-    // handover's.
-    let pause_ms = (max_pause_ms / 2).max(1);
-    let period = Duration::from_millis(pause_ms * 100 / u64::from(percent.clamp(1, 100)));
-    loop {
-        if let Err(e) = handover.pause(pause_ms).await {
-            return e;
-        }
-        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-        // Servers notice the end of a pause every 100 ms only; one that overlaps with the next would never
-        // end.
-        if let Err(e) = handover.release().await {
-            return e;
-        }
-        progress.braked_ms.fetch_add(pause_ms, Ordering::Relaxed);
-        tokio::time::sleep(period.saturating_sub(Duration::from_millis(pause_ms))).await;
     }
 }
 
