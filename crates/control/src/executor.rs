@@ -33,7 +33,9 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
-use whimbrel_engine::handover::{Handover, HandoverOptions, Members, Paused, Sighting, SlotFenceKind};
+use whimbrel_engine::handover::{
+    Handover, HandoverOptions, Members, Paused, Sealed, Sighting, SlotFenceKind,
+};
 use whimbrel_flow::functions;
 use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, TargetGate, TargetGateGuard, count_keys};
 
@@ -109,8 +111,8 @@ pub(crate) struct Executor {
     /// How old the knowledge is that the source is fenced, by [`clock::now_ms`]: a failover goes on while
     /// this machine is suspended.
     sealed_at_ms: Option<u64>,
-    /// The slots that were taken over together with their fence.
-    taken: Option<SlotSet>,
+    /// The slots that were taken over together with their fence, and what came of that.
+    taken: Option<(SlotSet, Result<(), Error>)>,
     /// The nodes of both shards as they were when the job last looked: a promoted replica is found among
     /// them.
     members: Option<Members>,
@@ -275,17 +277,7 @@ impl Executor {
             Action::Drain { replica_wait_ms } => self.drain(*replica_wait_ms).await,
             Action::Compare { verify } => self.compare(slots, *verify).await,
             Action::Fence => self.fence(slots).await,
-            Action::TakeOver { .. } if self.taken.take().as_ref() == Some(slots) => Ok(Detail::Nothing),
-            Action::TakeOver { guard_ms } => {
-                let is_stale = |at_ms| clock::now_ms().saturating_sub(at_ms) > *guard_ms;
-                if self.sealed_at_ms.is_none_or(is_stale) {
-                    // Should it be nothing but a pause, nobody need wait until that is looked into.
-                    self.handover().await?.lift_fence().await?;
-                    return Err(because(Why::TooLate, "too much time went by since the fence"));
-                }
-                self.handover().await?.take_over(slots).await?;
-                Ok(Detail::Nothing)
-            }
+            Action::TakeOver { guard_ms } => self.take_over(slots, *guard_ms).await,
             Action::Release => {
                 let until = self.paused.as_ref().map(|(paused, _)| paused.until);
                 self.handover().await?.settle(slots, until).await?;
@@ -552,8 +544,9 @@ impl Executor {
         let paused = handover.pause(pause_ms).await?;
         // When it was sent: before that a connection may have had to be opened.
         let started = paused.until.checked_sub(Duration::from_millis(pause_ms)).unwrap_or(paused.until);
+        let takes_over = handover.fences_by_script(&paused);
         self.paused = Some((paused, started));
-        Ok(Detail::Nothing)
+        Ok(Detail::Paused { takes_over })
     }
 
     fn paused(&self) -> Result<(&Paused, Instant), Trouble> {
@@ -671,8 +664,9 @@ impl Executor {
             // From the fence on clients are sent to the target, so there must be no moment in which it sends
             // them back, not even that of a journal. What a process that dies in between leaves is looked
             // into as after any fence.
-            let fenced = handover.fence_and_take_over(slots, &paused).await?;
-            self.taken = fenced.held.then(|| slots.clone());
+            let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused).await?;
+            // What came of the takeover is for the next effect to say: that the fence held is known.
+            self.taken = fenced.held.then(|| (slots.clone(), taken));
             fenced
         } else {
             let fenced = handover.fence(slots, &paused).await?;
@@ -684,6 +678,20 @@ impl Executor {
         };
         self.sealed_at_ms = Some(asked.answered_ms());
         Ok(Detail::Fenced { held: fenced.held })
+    }
+
+    async fn take_over(&mut self, slots: &SlotSet, guard_ms: u64) -> Done {
+        if let Some((_, taken)) = self.taken.take().filter(|(taken, _)| taken == slots) {
+            return Ok(taken.map(|()| Detail::Nothing)?);
+        }
+        let is_stale = |at_ms| clock::now_ms().saturating_sub(at_ms) > guard_ms;
+        if self.sealed_at_ms.is_none_or(is_stale) {
+            // Should it be nothing but a pause, nobody need wait until that is looked into.
+            self.handover().await?.lift_fence().await?;
+            return Err(because(Why::TooLate, "too much time went by since the fence"));
+        }
+        self.handover().await?.take_over(slots).await?;
+        Ok(Detail::Nothing)
     }
 
     async fn observe(&mut self, slots: &SlotSet, after_ms: u64) -> Done {

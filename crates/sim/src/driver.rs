@@ -32,6 +32,8 @@ pub enum Bug {
     OverlookTarget,
     /// The fence comes when a part of the slots is staged only, and the comparison does not notice.
     FenceUnstaged,
+    /// It is not said of a fence that it takes over as well.
+    TakeOverUnsaid,
     /// A job that is to be atomic hands its batches over one after another.
     OneByOne,
 }
@@ -238,6 +240,7 @@ impl Driver {
             Action::Snapshot | Action::CatchUp { .. } | Action::Drain { .. } => Command::Stage,
             Action::Pause { .. } => Command::Pause,
             Action::LiftPause => Command::Unpause,
+            Action::Fence if self.fence == SlotFence::Scripted => Command::FenceAndTakeOver,
             Action::Fence => Command::Fence,
             Action::TakeOver { .. } => Command::TakeOver,
             Action::Release if self.bug == Some(Bug::ReleaseEarly) => Command::Unpause,
@@ -284,18 +287,32 @@ impl Driver {
         }
     }
 
-    /// Sends, and does not know what becomes of it: it may be executed later.
-    pub fn send_only(self, world: &World, order: Order) -> Option<World> {
-        if self.obstacle(world, order).is_some() {
-            return None;
+    /// Sends, and does not know what becomes of it: it may be executed later. Of two commands both may be on
+    /// their way, or the first alone, or the second after the first is done.
+    pub fn send_only(self, world: &World, order: Order) -> Vec<World> {
+        let Some(pending) = self.command(world, order).filter(|_| self.obstacle(world, order).is_none())
+        else {
+            return Vec::new();
+        };
+        let mut prepared = *world;
+        self.prepare(&mut prepared, order);
+        let with = |world: World, pending| World { pending: Some(pending), ..world };
+        let mut sent = vec![with(prepared, pending)];
+        if pending.command == Command::FenceAndTakeOver {
+            let first = Pending { command: Command::Fence, ..pending };
+            sent.push(with(prepared, first));
+            // The second is sent only if the first held.
+            if !world.slipped {
+                let mut fenced = prepared;
+                fenced.execute(first, self.fence);
+                sent.push(with(fenced, Pending { command: Command::TakeOver, ..pending }));
+            }
         }
-        let mut world = *world;
-        world.pending = Some(self.command(&world, order)?);
-        self.prepare(&mut world, order);
-        Some(world)
+        sent
     }
 
-    /// Executes for the first slot of the batch only.
+    /// Executes for the first slot of the batch only. A fence is never done in part, but what is done with it
+    /// may be.
     pub fn execute_partly(self, world: &World, order: Order) -> Option<World> {
         let is_divisible = matches!(
             order.effect.action,
@@ -308,13 +325,19 @@ impl Driver {
                 | Action::Wipe
                 | Action::ClearMarks
         );
+        let pending = self.command(world, order)?;
+        let is_fence = pending.command == Command::FenceAndTakeOver && !world.slipped;
         let first = order.numbers().next()?;
-        if !is_divisible || order.numbers().count() < 2 || self.obstacle(world, order).is_some() {
+        if !(is_divisible || is_fence) || order.numbers().count() < 2 || self.obstacle(world, order).is_some()
+        {
             return None;
         }
         let mut changed = *world;
         self.send(&mut changed, order);
         let mut partly = *world;
+        if is_fence {
+            partly.execute(Pending { command: Command::Fence, ..pending }, self.fence);
+        }
         partly.slots[first] = changed.slots[first];
         Some(partly)
     }
@@ -362,6 +385,9 @@ impl Driver {
                 Action::CatchUp { .. } => {
                     Detail::CaughtUp { keys: 0, bytes: 0, left: 0, drain_ms: 0, fixed_ms: 0, pause_ms: 0 }
                 }
+                Action::Pause { .. } => Detail::Paused {
+                    takes_over: self.fence == SlotFence::Scripted && self.bug != Some(Bug::TakeOverUnsaid),
+                },
                 Action::Compare { .. } => Detail::Compared { keys: 0 },
                 Action::Fence => Detail::Fenced { held: true },
                 Action::Release | Action::LiftPause => Detail::Released { paused_ms: 0 },

@@ -233,7 +233,7 @@ impl Machine {
         }
         let changes_owners =
             matches!(effect.action, Action::Fence | Action::TakeOver { .. } | Action::GiveBack);
-        if let Some(sent) = driver.send_only(&world, order) {
+        for sent in driver.send_only(&world, order) {
             acts.push((Act::CrashAmid, dead(sent)));
             acts.push((Act::Linger, self.ended(&sent, Ended::Unknown)));
             if !changes_owners {

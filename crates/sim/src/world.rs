@@ -18,6 +18,9 @@ pub enum SlotFence {
     /// The source redirects to the target at once: it gives the slots up and assigns them to the target in
     /// one transaction.
     Redirecting,
+    /// The same by a script that looks first, and acts only if nothing was written. The takeover is sent
+    /// together with it, as one effect.
+    Scripted,
     /// A long pause; the source learns of its loss by gossip, and deletes its keys then.
     Gossip,
     /// The source gives the slots up without assigning them. Its target is one that takes slots by itself
@@ -102,6 +105,8 @@ pub enum Command {
     Fence,
     /// The takeover on the target.
     TakeOver,
+    /// The fence on the source, and the takeover on a target that runs then.
+    FenceAndTakeOver,
     /// The source gives up what it does not know to have lost, then no pause.
     Release,
     /// The source owns the slots again, and is not paused.
@@ -115,8 +120,8 @@ pub enum Command {
 impl Command {
     /// Whether the source executes it, else the target does.
     pub fn is_for_source(self) -> bool {
-        use Command::{CleanUp, Fence, GiveBack, Pause, Release, Unpause};
-        matches!(self, Pause | Unpause | Fence | Release | GiveBack | CleanUp)
+        use Command::{CleanUp, Fence, FenceAndTakeOver, GiveBack, Pause, Release, Unpause};
+        matches!(self, Pause | Unpause | Fence | FenceAndTakeOver | Release | GiveBack | CleanUp)
     }
 }
 
@@ -346,7 +351,7 @@ impl World {
             slot.target_owns = slot.known;
             slot.at_target = slot.at_replica;
             // Newer servers replicate marks.
-            slot.marked &= fence != SlotFence::Redirecting;
+            slot.marked &= !matches!(fence, SlotFence::Redirecting | SlotFence::Scripted);
         }
         Some(self)
     }
@@ -393,6 +398,10 @@ impl World {
     /// Executes a command, whatever that leads to.
     pub fn execute(&mut self, pending: Pending, fence: SlotFence) {
         let Pending { command, slots, values } = pending;
+        let looks_first = fence == SlotFence::Scripted;
+        if looks_first && self.slipped && matches!(command, Command::Fence | Command::FenceAndTakeOver) {
+            return;
+        }
         match (command, fence) {
             (Command::Pause, _) => self.pause = Pause::Short,
             (Command::Unpause | Command::Release | Command::GiveBack, _) => self.pause = Pause::Off,
@@ -411,6 +420,11 @@ impl World {
                 Command::TakeOver => {
                     slot.target_owns = true;
                     slot.marked = false;
+                }
+                Command::FenceAndTakeOver => {
+                    slot.source_owns = false;
+                    slot.target_owns |= self.target.alive;
+                    slot.marked &= !self.target.alive;
                 }
                 Command::Release => slot.source_owns = false,
                 Command::GiveBack => slot.source_owns = true,

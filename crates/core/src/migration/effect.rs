@@ -230,6 +230,32 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Whether it can be of this action.
+    pub(super) fn fits(&self, action: &Action) -> bool {
+        let Outcome::Done(detail) = self else { return true };
+        match action {
+            Action::Check => matches!(detail, Detail::Checked { .. }),
+            Action::Snapshot | Action::Drain { .. } | Action::CleanUp | Action::Wipe => {
+                matches!(detail, Detail::Moved { .. })
+            }
+            Action::CatchUp { .. } => matches!(detail, Detail::CaughtUp { .. }),
+            Action::Pause { .. } => matches!(detail, Detail::Paused { .. }),
+            Action::Compare { .. } => matches!(detail, Detail::Compared { .. }),
+            Action::Fence => matches!(detail, Detail::Fenced { .. }),
+            Action::Release | Action::LiftPause => matches!(detail, Detail::Released { .. }),
+            Action::Observe { .. } => matches!(detail, Detail::Observed(_)),
+            Action::MarkImporting
+            | Action::Attach
+            | Action::TakeOver { .. }
+            | Action::Confirm { .. }
+            | Action::ClearMarks
+            | Action::Detach
+            | Action::GiveBack => matches!(detail, Detail::Nothing),
+        }
+    }
+}
+
 /// What [`Outcome::Done`] brings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Detail {
@@ -268,6 +294,14 @@ pub enum Detail {
         fixed_ms: u64,
         /// As in [`Detail::Checked`].
         pause_ms: u64,
+    },
+    /// Of [`Action::Pause`].
+    Paused {
+        /// Whether the next [`Action::Fence`] takes over as well, and does either only where nothing was
+        /// written since the drain. Then slots that the source has given up lack no write, whatever became of
+        /// the executor: they can be taken over. And they cannot be given back where the target was replaced,
+        /// since it may have owned them.
+        takes_over: bool,
     },
     /// Of [`Action::Compare`].
     Compared {

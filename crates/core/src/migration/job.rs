@@ -223,6 +223,9 @@ pub struct Job {
     /// Whether somebody wants it to end although it is divided; see [`Rules::atomic`].
     #[serde(default)]
     pub(super) give_up: bool,
+    /// As in [`Detail::Paused`](super::Detail::Paused), of the last pause.
+    #[serde(default)]
+    pub(super) fence_takes_over: bool,
     /// The process behind the source when it was last looked at.
     pub(super) source_process: Option<Process>,
     /// The process behind the target when it was last looked at.
@@ -257,6 +260,7 @@ impl Job {
             in_flight: None,
             cancel: false,
             give_up: false,
+            fence_takes_over: false,
             source_process: None,
             target_process: None,
             last_trouble: None,

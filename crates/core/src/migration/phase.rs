@@ -42,7 +42,8 @@ pub enum Phase {
     Comparing,
 
     /// The source may refuse the slots, or not yet. Resume: observe; what is fenced is given back, since
-    /// nobody knows whether writes slipped in, and the batch starts again.
+    /// nobody knows whether writes slipped in, and the batch starts again. Where the fence takes over as
+    /// well, and only if none did: as [`Phase::TakingOver`].
     Fencing,
 
     /// The fence held; the target may own the slots, or not yet. Resume: observe; forward if the target owns
@@ -174,8 +175,8 @@ pub enum Reached {
     Fence,
     /// The fence held. The target never owned the slots.
     Held,
-    /// The fence held, and a takeover was sent to the target. If that is still the same node and owns
-    /// nothing, it never did.
+    /// The fence held, and a takeover was sent to the target, perhaps together with it: then it held if the
+    /// source gave the slots up. If that is still the same node and owns nothing, it never did.
     Sent,
     /// The same, but the target was replaced since. Its predecessor may have owned the slots and died before
     /// it told anybody; then the new one has acknowledged writes that the source has not.

@@ -33,7 +33,7 @@ pub fn step(job: &mut Job, event: Event, effects: &mut Vec<Effect>) -> Result<()
                 let in_flight = job.in_flight.as_ref().map_or("nothing", |effect| effect.action.name());
                 return Err(Reject::NotInFlight { finished: effect.action.name(), in_flight });
             }
-            if !fits(&effect.action, &outcome) {
+            if !outcome.fits(&effect.action) {
                 return Err(Reject::WrongDetail { finished: effect.action.name() });
             }
             job.in_flight = None;
@@ -41,30 +41,6 @@ pub fn step(job: &mut Job, event: Event, effects: &mut Vec<Effect>) -> Result<()
         }
     }
     Ok(())
-}
-
-/// Whether an outcome can be of this action.
-fn fits(action: &Action, outcome: &Outcome) -> bool {
-    let Outcome::Done(detail) = outcome else { return true };
-    match action {
-        Action::Check => matches!(detail, Detail::Checked { .. }),
-        Action::Snapshot | Action::Drain { .. } | Action::CleanUp | Action::Wipe => {
-            matches!(detail, Detail::Moved { .. })
-        }
-        Action::CatchUp { .. } => matches!(detail, Detail::CaughtUp { .. }),
-        Action::Compare { .. } => matches!(detail, Detail::Compared { .. }),
-        Action::Fence => matches!(detail, Detail::Fenced { .. }),
-        Action::Release | Action::LiftPause => matches!(detail, Detail::Released { .. }),
-        Action::Observe { .. } => matches!(detail, Detail::Observed(_)),
-        Action::MarkImporting
-        | Action::Attach
-        | Action::Pause { .. }
-        | Action::TakeOver { .. }
-        | Action::Confirm { .. }
-        | Action::ClearMarks
-        | Action::Detach
-        | Action::GiveBack => matches!(detail, Detail::Nothing),
-    }
 }
 
 // ---- From outside ----
@@ -91,7 +67,7 @@ fn resume(job: &mut Job, effects: &mut Vec<Effect>) -> Result<(), Reject> {
         | Phase::Pausing
         | Phase::Draining
         | Phase::Comparing => (Reached::Staging, Then::Again),
-        Phase::Fencing => (Reached::Fence, Then::Again),
+        Phase::Fencing => (reached_by_fence(job), Then::Again),
         Phase::TakingOver { reached } => (Reached::Sent.max(*reached), Then::Again),
         Phase::Releasing | Phase::Confirming | Phase::CleaningUp => (Reached::Taken, Then::Again),
         Phase::GivingBack { then } => (Reached::Fence, then.clone()),
@@ -342,6 +318,7 @@ fn finished_before_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effe
         }
         Detail::CaughtUp { keys, bytes, .. } => count_copies(job, *keys, *bytes, *keys),
         Detail::Compared { keys } => at_hand(job).work.compared += keys,
+        Detail::Paused { takes_over } => job.fence_takes_over = *takes_over,
         Detail::Released { paused_ms } => count_pause(job, *paused_ms),
         _ => {}
     }
@@ -454,7 +431,10 @@ fn failed_check(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>) {
 
 fn finished_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effect>) {
     match outcome {
-        Outcome::Done(Detail::Fenced { held: true }) => take_over(job, Reached::Held, effects),
+        Outcome::Done(Detail::Fenced { held: true }) => {
+            let reached = reached_by_fence(job).max(Reached::Held);
+            take_over(job, reached, effects);
+        }
         Outcome::Done(_) => {
             let pauses_max = job.rules.pauses_max;
             let batch = at_hand(job);
@@ -466,10 +446,16 @@ fn finished_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effect>) {
         Outcome::Refused(reason) => failed_before_fence(job, reason, effects),
         Outcome::Unknown { message } => {
             let reason = Reason::new(Why::Unknown, message);
-            let then = again(job, reason.clone());
-            observe(job, Reached::Fence, then, reason, effects);
+            let (reached, then) = (reached_by_fence(job), again(job, reason.clone()));
+            observe(job, reached, then, reason, effects);
         }
     }
+}
+
+/// How far a batch may have got with a fence of which nobody knows what came of it. One that takes over as
+/// well was held if the source gave the slots up, and the target may have owned them since.
+fn reached_by_fence(job: &Job) -> Reached {
+    if job.fence_takes_over { Reached::Sent } else { Reached::Fence }
 }
 
 fn finished_after_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effect>) {

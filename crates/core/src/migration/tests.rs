@@ -42,6 +42,14 @@ impl Run {
         run
     }
 
+    /// The same with a fence that takes over as well.
+    fn until_with_one_fence(name: &str) -> Run {
+        let mut run = Run::until("pause");
+        run.done(Detail::Paused { takes_over: true });
+        run.go_to(name);
+        run
+    }
+
     fn go_to(&mut self, name: &str) {
         for _ in 0..50 {
             if self.asked() == name {
@@ -110,6 +118,7 @@ impl Run {
             Action::CatchUp { .. } => {
                 Detail::CaughtUp { keys: 10, bytes: 100, left: 3, drain_ms: 2, fixed_ms: 2, pause_ms: 2 }
             }
+            Action::Pause { .. } => Detail::Paused { takes_over: false },
             Action::Compare { .. } => Detail::Compared { keys: 5 },
             Action::Fence => Detail::Fenced { held: true },
             Action::Release => Detail::Released { paused_ms: 7 },
@@ -281,7 +290,7 @@ fn pauses_in_vain_do_not_make_round_trips_shorter() {
     for _ in 0..3 {
         run.done(beside_writers(16, 91));
         assert_eq!(run.asked(), "pause");
-        run.done(Detail::Nothing);
+        run.done(Detail::Paused { takes_over: false });
         run.refused(Why::TooSlow);
         run.done(Detail::Released { paused_ms: 100 });
     }

@@ -156,9 +156,7 @@ impl Handover {
             // not.
             self.clear_marks_only(slots).await?;
         }
-        let scripted =
-            kind == SlotFenceKind::Redirecting && self.source.traits.scripts && paused.offset.is_some();
-        let fenced = match scripted {
+        let fenced = match self.fences_by_script(paused) {
             true => self.fence_by_script(slots, paused, false).await,
             false => self.fence_by_transaction(kind, slots, paused).await,
         };

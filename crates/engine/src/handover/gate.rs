@@ -28,7 +28,7 @@ use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use super::fence::last;
 use super::options::SlotFenceKind;
 use super::peer::client_field;
-use super::state::{Fenced, Gate, Handover, Paused};
+use super::state::{Gate, Handover, Paused, Sealed};
 use crate::error::Result;
 use crate::link::Link;
 
@@ -72,18 +72,17 @@ impl Handover {
     /// between the two nodes for as long as the caller takes in between.
     ///
     /// # Errors
-    /// `Server` where nothing was changed. After any other it is not known what is true.
-    pub async fn fence_and_take_over(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
+    /// `Server` where nothing was changed. After any other it is not known what is true: neither of the
+    /// source, nor, where it is [fenced by a script](Handover::fences_by_script), of the target.
+    pub async fn fence_and_take_over(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Sealed> {
         if let Some(gate) = self.gate.take().filter(|_| paused.offset.is_some())
-            && let Some(fenced) = self.fence_with_gate(&gate, slots, paused).await?
+            && let Some(sealed) = self.fence_with_gate(&gate, slots, paused).await?
         {
-            return Ok(fenced);
+            return Ok(sealed);
         }
         let fenced = self.fence(slots, paused).await?;
-        if fenced.held {
-            self.take_over_after_fence(slots).await?;
-        }
-        Ok(fenced)
+        let taken = if fenced.held { self.take_over_after_fence(slots).await } else { Ok(()) };
+        Ok(Sealed { fenced, taken })
     }
 
     /// Finds out whether the target can wait for the source, and opens what it needs for it. Before every
@@ -156,7 +155,7 @@ impl Handover {
         gate: &Gate,
         slots: &SlotSet,
         paused: &Paused,
-    ) -> Result<Option<Fenced>> {
+    ) -> Result<Option<Sealed>> {
         let Some(messenger) = last(slots) else { return Ok(None) };
         let key = key_in(messenger);
         let Ok(mut waiting) = self.target.spare().await else { return Ok(None) };
@@ -188,16 +187,17 @@ impl Handover {
             // The source may have taken the key instead. Another's word would be as good: nobody needs it.
             let removed = self.source.run(async |link| link.ask(&[b"UNLINK", key.as_bytes()]).await).await;
             removed.map_err(|e| self.source.in_doubt("remove a key of ours", e))?;
-            return Ok(Some(fenced));
+            return Ok(Some(Sealed { fenced, taken: Ok(()) }));
         }
+        let mut taken = Ok(());
         if told.as_deref() == Some("taken") {
             fenced.seamless = begun;
             self.note_taken(slots);
         } else {
             tracing::info!(told, "the target did not wait for the source");
-            self.take_over_after_fence(slots).await?;
+            taken = self.take_over_after_fence(slots).await;
         }
-        Ok(Some(fenced))
+        Ok(Some(Sealed { fenced, taken }))
     }
 
     /// Whether the source holds up the message by which the target waits for it, as a client that is blocked.

@@ -86,7 +86,7 @@ use whimbrel_core::slot::SlotSet;
 pub use self::claim::Claim;
 pub use self::options::{HandoverOptions, SlotFenceKind};
 use self::peer::{Closing, Connector, Mark, Peer};
-pub use self::state::{Fenced, Handover, Members, Paused};
+pub use self::state::{Fenced, Handover, Members, Paused, Sealed};
 use self::state::{MIGRATION_OPTION, Watchers};
 pub use self::watch::Sighting;
 use crate::deployment::Deployment;
@@ -240,8 +240,8 @@ impl Handover {
         let us = slot_us.saturating_mul(slots as u64).saturating_add(key_us.saturating_mul(keys));
         let trips = match self.usual_fence() {
             SlotFenceKind::Bare => SEAL_TRIPS_BARE,
-            // One question more before the fence, one before the take-over, and the other fence where there is
-            // a child.
+            // One question more before the fence, one before the take-over, and the other fence where there
+            // is a child.
             SlotFenceKind::Gossip if self.minds_children() => SEAL_TRIPS_BARE + 2,
             SlotFenceKind::Gossip => SEAL_TRIPS_GOSSIP,
             SlotFenceKind::Redirecting => SEAL_TRIPS,

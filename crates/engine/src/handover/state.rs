@@ -23,8 +23,8 @@ pub struct Paused {
     /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence
     /// verifies is that nothing was written after this offset.
     pub offset: Option<u64>,
-    /// Until when no write is accepted, counted from before the command was sent. For plans: this clock stands
-    /// still while the machine is suspended.
+    /// Until when no write is accepted, counted from before the command was sent. For plans: this clock
+    /// stands still while the machine is suspended.
     pub until: Instant,
     /// The same by [`clock::now_ms`](crate::clock::now_ms), for what must not be believed later.
     pub(super) until_ms: u64,
@@ -56,6 +56,16 @@ pub struct Fenced {
     /// True where there is no moment in which a client can be sent back and forth between the two nodes, or
     /// be told that the slots have no owner.
     pub seamless: bool,
+}
+
+/// How a fence ended that takes over as well.
+#[derive(Debug)]
+pub struct Sealed {
+    /// The fence.
+    pub fenced: Fenced,
+    /// What came of the take-over, where the fence held: after an error it is not known what is true of the
+    /// target.
+    pub taken: Result<()>,
 }
 
 /// The connections and the knowledge for handing slots of one primary over to another.
@@ -165,6 +175,15 @@ impl Handover {
     /// How the source is fenced where no child of it saves.
     pub(super) fn usual_fence(&self) -> SlotFenceKind {
         self.options.fence.unwrap_or(self.source.traits.fence)
+    }
+
+    /// Whether the source is fenced by a script, which looks first and gives slots up only if nothing was
+    /// written since `paused.offset`. Then nothing was that the target lacks, if the source does not own them
+    /// any more, whatever became of the answer.
+    pub fn fences_by_script(&self, paused: &Paused) -> bool {
+        self.fence_kind() == SlotFenceKind::Redirecting
+            && self.source.traits.scripts
+            && paused.offset.is_some()
     }
 
     /// Whether the fence depends on what children of the source do. See [`Handover::fence`].

@@ -13,7 +13,7 @@ use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret};
 use whimbrel_engine::error::{Code, Side};
-use whimbrel_engine::handover::{Fenced, Handover, HandoverOptions, SlotFenceKind};
+use whimbrel_engine::handover::{Fenced, Handover, HandoverOptions, Sealed, SlotFenceKind};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::nodes::{ClusterView, key_counts};
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Tls};
@@ -182,8 +182,8 @@ impl Field {
         let paused = handover.pause(PAUSE_MS).await.expect("a pause");
         self.stage(from, to, slots).await;
         assert!(handover.wait_replicas(10_000).await.expect("an answer"), "replicas lag");
-        let fenced = handover.fence_and_take_over(slots, &paused).await.expect("a fence");
-        assert!(fenced.held, "{fenced:?}");
+        let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused).await.expect("a fence");
+        assert!(fenced.held && taken.is_ok(), "{fenced:?} {taken:?}");
         handover.settle(slots, None).await.expect("settled");
         handover.confirm(slots, slots).await.expect("confirmed");
         handover.clean_up(slots, None).await.expect("cleaned up");
@@ -500,7 +500,7 @@ async fn a_fence_does_not_hold_when_something_was_written(engine: Engine) {
         field.link(0).await.call(&[b"CLIENT", b"UNPAUSE"]).await.expect("unpaused");
         assert!(set(&field, 0, written).await.as_error().is_none());
 
-        let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("an answer");
+        let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("an answer").fenced;
         assert!(!fenced.held, "{fenced:?}");
         assert!(fenced.offset > paused.offset, "{fenced:?} after {paused:?}");
         // The source serves as before, and is not paused.
@@ -781,7 +781,7 @@ async fn passwords_and_certificates_are_no_hindrance(engine: Engine) {
     handover.mark_importing(&moving).await.expect("marks");
     handover.raise_epoch().await.expect("an epoch");
     let paused = handover.pause(PAUSE_MS).await.expect("a pause");
-    let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence");
+    let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence").fenced;
     assert!(fenced.held, "{fenced:?}");
     handover.settle(&moving, None).await.expect("settled");
     handover.confirm(&moving, &moving).await.expect("confirmed");

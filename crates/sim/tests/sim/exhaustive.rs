@@ -2,6 +2,8 @@
 
 use whimbrel_sim::{Limits, SlotFence, explore};
 
+const ALL: [SlotFence; 4] = [SlotFence::Redirecting, SlotFence::Scripted, SlotFence::Gossip, SlotFence::Bare];
+
 const LIMITS: Limits = Limits { faults: 2, writes: 2, atomic: false };
 const ATOMIC: Limits = Limits { atomic: true, ..LIMITS };
 const DEEPER: Limits = Limits { faults: 3, writes: 1, atomic: false };
@@ -28,6 +30,11 @@ fn a_fence_that_redirects() {
 }
 
 #[test]
+fn a_fence_that_takes_over_as_well() {
+    nothing_is_found(SlotFence::Scripted, LIMITS);
+}
+
+#[test]
 fn a_fence_by_gossip() {
     nothing_is_found(SlotFence::Gossip, LIMITS);
 }
@@ -39,14 +46,14 @@ fn a_bare_fence() {
 
 #[test]
 fn an_atomic_job_moves_all_slots_or_none() {
-    for fence in [SlotFence::Redirecting, SlotFence::Gossip, SlotFence::Bare] {
+    for fence in ALL {
         nothing_is_found(fence, ATOMIC);
     }
 }
 
 #[test]
 fn one_fault_more() {
-    for fence in [SlotFence::Redirecting, SlotFence::Gossip, SlotFence::Bare] {
+    for fence in ALL {
         nothing_is_found(fence, DEEPER);
         nothing_is_found(fence, Limits { atomic: true, ..DEEPER });
     }

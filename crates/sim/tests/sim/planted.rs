@@ -77,6 +77,11 @@ fn a_fence_before_all_slots_are_staged() {
 }
 
 #[test]
+fn a_fence_of_which_nobody_says_that_it_takes_over() {
+    is_found(SlotFence::Scripted, Bug::TakeOverUnsaid, "without an acknowledged write");
+}
+
+#[test]
 fn a_batch_of_an_atomic_job_that_is_handed_over_although_another_fails() {
     is_found_within(SlotFence::Redirecting, Bug::OneByOne, ATOMIC, "slots were handed over at the end");
 }

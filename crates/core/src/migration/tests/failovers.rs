@@ -133,6 +133,27 @@ fn a_target_that_failed_over_after_a_takeover_may_have_owned_the_slots_so_there_
 }
 
 #[test]
+fn a_target_that_failed_over_while_a_fence_took_over_may_have_owned_the_slots() {
+    let begin = [
+        ("fence", crash as fn(&mut Run)),
+        ("fence", Run::unknown),
+        ("take-over", |run: &mut Run| run.refused(Why::Transient)),
+    ];
+    for (name, go_wrong) in begin {
+        let mut run = Run::until_with_one_fence(name);
+        go_wrong(&mut run);
+        for _ in 0..3 {
+            let observation =
+                Observation { target: run.seen('c', "t2", &SlotSet::new(), 0), ..run.owned_by_nobody() };
+            run.saw(observation);
+            assert_eq!(run.asked(), "take-over", "{name}");
+            assert_eq!(run.effect.as_ref().unwrap().target, node('c'));
+            run.refused(Why::Transient);
+        }
+    }
+}
+
+#[test]
 fn a_takeover_that_never_works_is_given_back_while_the_target_is_the_same_and_owns_nothing() {
     let mut run = Run::until("take-over");
     for _ in 0..50 {

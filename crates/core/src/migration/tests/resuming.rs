@@ -46,6 +46,35 @@ fn resuming_from_the_fence_gives_back_what_was_fenced() {
 }
 
 #[test]
+fn resuming_from_a_fence_that_takes_over_goes_forward() {
+    // Fenced, not taken: nothing was written before, so it is taken.
+    let mut run = Run::until_with_one_fence("fence");
+    crash(&mut run);
+    let nobody = run.owned_by_nobody();
+    run.saw(nobody);
+    assert_eq!(run.asked(), "take-over");
+    // Taken.
+    let mut run = Run::until_with_one_fence("fence");
+    crash(&mut run);
+    let target = run.owned_by_target();
+    run.saw(target);
+    assert_eq!(run.asked(), "release");
+    // Not fenced.
+    let mut run = Run::until_with_one_fence("fence");
+    crash(&mut run);
+    run.do_it();
+    assert_eq!(run.asked(), "lift-pause");
+    // What the pause of the next batch says counts for that one.
+    let mut run = Run::until_with_one_fence("clean-up");
+    run.do_it();
+    run.go_to("fence");
+    crash(&mut run);
+    let nobody = run.owned_by_nobody();
+    run.saw(nobody);
+    assert_eq!(run.asked(), "give-back");
+}
+
+#[test]
 fn resuming_from_the_takeover_goes_by_what_is_true() {
     // Done: forward.
     let mut run = Run::until("take-over");
