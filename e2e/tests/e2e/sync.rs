@@ -68,14 +68,14 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
     wait_until_following(&mut sync);
     // Of the source by whimbrel, of the target by its own means, in both cases while keys of these slots are
     // written.
-    for (cluster, method) in [(&source, "external"), (&target, "native")] {
+    // What is tested is the sync: on a busy machine the move may pause for longer than usual.
+    let patient = ["--method", "external", "--max-pause", "5s"];
+    for (cluster, method) in [(&source, &patient[..]), (&target, &["--method", "native"][..])] {
         let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
         let state = state.path().to_str().expect("a plain path");
         let to = cluster.node_id(2);
-        // What is tested is the sync: on a busy machine the move may pause for longer than usual.
-        let args = ["reshard", &seed, "--slots", "0-499", "--to", to, "--yes", "--max-pause", "5s"];
-        let args = [&args[..], &["--state-dir", state]].concat();
-        let args: Vec<&str> = args.into_iter().chain(["--method", method]).collect();
+        let args = ["reshard", &seed, "--slots", "0-499", "--to", to, "--yes", "--state-dir", state];
+        let args = [&args[..], method].concat();
         whimbrel_e2e::binary::run(&args).expect_code(0);
         writers.wait_for(400, PATIENCE);
     }
