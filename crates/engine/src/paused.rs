@@ -20,7 +20,20 @@ pub(crate) const HELD_MS_MAX: u64 = 5_000;
 /// queued in a transaction that is never carried out. Nobody publishes there.
 pub(crate) const HELD_BY_PAUSE: [&[u8]; 3] = [b"PUBLISH", b"whimbrel:probe", b""];
 
+/// Replies to [`Link::push_pause`].
+pub const PAUSE_REPLIES: usize = 4;
+
 impl Link {
+    /// Queues what pauses the server's writes for `ms` at most. Where somebody else has paused them, that is
+    /// waited for first: it would end with ours. [`PAUSE_REPLIES`] come, of which the last says
+    /// whether the server does it.
+    pub fn push_pause(&mut self, ms: u64) {
+        self.push(&[b"MULTI"]);
+        self.push(&HELD_BY_PAUSE);
+        self.push(&[b"DISCARD"]);
+        self.push(&[b"CLIENT", b"PAUSE", ms.to_string().as_bytes(), b"WRITE"]);
+    }
+
     /// Tries a command that changes nothing, and returns what the server has against it.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! `whimbrel status` sees what is wrong in a cluster, and `whimbrel repair` repairs it without losing a key.
 
+mod finishing;
+
 use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;

@@ -21,15 +21,11 @@ const BATCH_KEYS: usize = 64;
 const BATCH_BYTES: u64 = 8 << 20;
 
 /// Keys of one slot that cannot be handled and are passed over; with more, the slot is given up.
-const STUCK_MAX: usize = 4_096;
-
-/// How often a batch is tried again that was written to while it moved, before its keys are tried one by one;
-/// and how often one key is.
-const ATTEMPTS_MAX: usize = 50;
+pub(super) const STUCK_MAX: usize = 4_096;
 
 /// How long the owner's replicas may take to have what was moved before it is removed where it was, in
 /// milliseconds.
-const REPLICAS_TIMEOUT_MS: &[u8] = b"1000";
+const REPLICAS_TIMEOUT_MS: u64 = 1_000;
 
 /// What was done to keys.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -58,7 +54,7 @@ impl Tally {
         }
     }
 
-    fn stuck(&mut self, reason: String) {
+    pub(super) fn stuck(&mut self, reason: String) {
         self.stuck += 1;
         self.note(reason);
     }
@@ -89,7 +85,12 @@ pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Resul
 /// Reads keys where they are, and leaves out those that are gone. Nobody writes to them there, or `WATCH`
 /// says that somebody has. The link may be one to an importing node: then `asking`. `absolute` where the node
 /// knows `PEXPIRETIME`.
-async fn read(link: &mut Link, keys: &[Bytes], asking: bool, absolute: bool) -> Result<Vec<KeyState>> {
+pub(super) async fn read(
+    link: &mut Link,
+    keys: &[Bytes],
+    asking: bool,
+    absolute: bool,
+) -> Result<Vec<KeyState>> {
     let clock = Clock::of_server(absolute);
     let read = Read { fetch: Fetch::Payload, way: Way::Frozen, clock, expiries: true, asking };
     let mut states = Vec::with_capacity(keys.len());
@@ -107,23 +108,20 @@ async fn read(link: &mut Link, keys: &[Bytes], asking: bool, absolute: bool) -> 
     Ok(states)
 }
 
-/// A node that gives a slot away answers `ASK` for a key that it does not have any more.
-fn gone_is_null(link: &Link, reply: Value, command: &[u8]) -> Result<Value> {
-    match ServerError::of(&reply) {
-        Some(ServerError { code: Code::Ask(..), .. }) => Ok(Value::Null),
-        _ => link.check(reply, command),
-    }
-}
-
 /// Divides a batch where its values would be too large to hold together.
-async fn portions(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Vec<Bytes>>> {
-    let replies = usage_of(link, keys, BATCH_BYTES, asking).await?;
+pub(super) async fn portions(
+    link: &mut Link,
+    keys: &[Bytes],
+    asking: bool,
+    bytes_max: u64,
+) -> Result<Vec<Vec<Bytes>>> {
+    let replies = usage_of(link, keys, bytes_max, asking).await?;
     let sized = keys.iter().zip(replies).map(|(key, reply)| match reply {
         Value::Null => (key.clone(), 0),
         // Where it cannot be told, a value is taken to be large.
-        other => (key.clone(), other.as_int().map_or(BATCH_BYTES, i64::unsigned_abs)),
+        other => (key.clone(), other.as_int().map_or(bytes_max, i64::unsigned_abs)),
     });
-    let groups = pack_within(sized.collect(), BATCH_KEYS, BATCH_BYTES);
+    let groups = pack_within(sized.collect(), BATCH_KEYS, bytes_max);
     Ok(groups.into_iter().map(|(portion, _)| portion).collect())
 }
 
@@ -135,27 +133,31 @@ async fn unlink(holder: &mut Link, keys: &[Bytes]) -> Result<u64> {
 
 /// Waits for the node's replicas, as long as it is worth: a node that is lost right after it took a key in
 /// must not take the key with it. Without replicas it returns at once.
-async fn wait_for_replicas(link: &mut Link) -> Result<()> {
+pub(super) async fn wait_for_replicas(link: &mut Link, timeout_ms: u64) -> Result<()> {
     let reply = link.call(&[b"INFO", b"replication"]).await?;
     let text = reply.as_bytes().map(|b| String::from_utf8_lossy(b).into_owned()).unwrap_or_default();
     let online = text.lines().filter(|l| l.starts_with("slave") && l.contains("state=online")).count();
     if online > 0 {
-        let online = online.to_string();
-        link.call(&[b"WAIT", online.as_bytes(), REPLICAS_TIMEOUT_MS]).await?;
+        let (online, timeout_ms) = (online.to_string(), timeout_ms.to_string());
+        link.call(&[b"WAIT", online.as_bytes(), timeout_ms.as_bytes()]).await?;
     }
     Ok(())
 }
 
 /// The next keys of a slot that are not among those already found stuck; `None` when the slot holds no
 /// others.
-async fn next_batch(link: &mut Link, slot: Slot, stuck: &HashSet<Bytes>) -> Result<Option<Vec<Bytes>>> {
+pub(super) async fn next_batch(
+    link: &mut Link,
+    slot: Slot,
+    stuck: &HashSet<Bytes>,
+) -> Result<Option<Vec<Bytes>>> {
     let mut keys = slot_keys::first_names(link, &[slot], (BATCH_KEYS + stuck.len()) as u64).await?.concat();
     keys.retain(|key| !stuck.contains(key));
     keys.truncate(BATCH_KEYS);
     Ok((!keys.is_empty()).then_some(keys))
 }
 
-fn give_up(slot: Slot) -> Error {
+pub(super) fn give_up(slot: Slot) -> Error {
     Error::own("move keys", format!("more than {STUCK_MAX} keys of slot {slot} cannot be moved"))
 }
 
@@ -188,7 +190,7 @@ pub async fn empty_slot(
             removable = there.into_iter().map(|(key, _)| key).collect();
             let lacking: Vec<Bytes> = lacking.into_iter().map(|(key, _)| key).collect();
             let before = tally.moved;
-            for portion in portions(holder, &lacking, true).await? {
+            for portion in portions(holder, &lacking, true, BATCH_BYTES).await? {
                 let states = read(holder, &portion, true, absolute).await?;
                 let write = Write { mode: WriteMode::IfAbsent, asking: false, by_own_clock: false };
                 let outcomes = write_all(owner, write, &states).await?;
@@ -205,7 +207,7 @@ pub async fn empty_slot(
                 removable.extend(portion.into_iter().filter(|key| !stuck.contains(key)));
             }
             if tally.moved > before {
-                wait_for_replicas(owner).await?;
+                wait_for_replicas(owner, REPLICAS_TIMEOUT_MS).await?;
             }
         }
         if stuck.len() > STUCK_MAX {
@@ -215,111 +217,6 @@ pub async fn empty_slot(
         unlinked = removable.into_iter().collect();
     }
     Ok(tally)
-}
-
-/// Moves what is left of a slot that `source` gives away and `target` takes in, while clients use both.
-///
-/// A key that the source has is served there, so what the target has under its name is older and is replaced.
-/// The key is removed at the source only where it was not written to since it was read (`WATCH`): from then
-/// on clients are sent to the target. No key appears at the source meanwhile: whatever it does not have it
-/// sends to the target.
-///
-/// # Errors
-/// When a node does not answer, or refuses what it should not.
-pub async fn finish_slot(source: &mut Link, target: &mut Link, slot: Slot, absolute: bool) -> Result<Tally> {
-    let mut tally = Tally::default();
-    let mut stuck: HashSet<Bytes> = HashSet::new();
-    while let Some(keys) = next_batch(source, slot, &stuck).await? {
-        for portion in portions(source, &keys, false).await? {
-            let mut attempts = 0;
-            let mut parts = vec![portion];
-            while let Some(part) = parts.pop() {
-                match move_watched(source, target, &part, absolute).await? {
-                    Moved::All(moved) => {
-                        tally.moved += moved;
-                        tally.removed += moved;
-                    }
-                    Moved::Refused(key, e) => {
-                        tally.stuck(format!("the target refuses a key: {}", e.text));
-                        stuck.insert(key.clone());
-                        parts.push(part.into_iter().filter(|k| *k != key).collect());
-                    }
-                    // The more keys, the likelier that one of them is written to.
-                    Moved::Changed if part.len() > 1 => {
-                        let mut part = part;
-                        let half = part.split_off(part.len() / 2);
-                        parts.extend([part, half]);
-                    }
-                    Moved::Changed if attempts < ATTEMPTS_MAX => {
-                        attempts += 1;
-                        parts.push(part);
-                    }
-                    Moved::Changed => {
-                        tally.stuck("a key is written to faster than it can be moved".to_owned());
-                        stuck.extend(part);
-                        attempts = 0;
-                    }
-                }
-            }
-        }
-        if stuck.len() > STUCK_MAX {
-            return Err(give_up(slot));
-        }
-    }
-    Ok(tally)
-}
-
-/// What became of a few keys.
-enum Moved {
-    /// All that still existed are at the target; this many were removed at the source.
-    All(u64),
-    /// One was written to meanwhile, or has gone; none was removed.
-    Changed,
-    /// The target does not take this one; none was removed.
-    Refused(Bytes, ServerError),
-}
-
-async fn move_watched(source: &mut Link, target: &mut Link, keys: &[Bytes], absolute: bool) -> Result<Moved> {
-    if keys.is_empty() {
-        return Ok(Moved::All(0));
-    }
-    // One by one: a command with several keys of which one has gone is answered with TRYAGAIN.
-    for key in keys {
-        source.push(&[b"WATCH", key]);
-    }
-    source.flush().await?;
-    for reply in source.replies(keys.len()).await? {
-        gone_is_null(source, reply, b"WATCH")?;
-    }
-    let states = read(source, keys, false, absolute).await?;
-    let write = Write { mode: WriteMode::Replace, asking: true, by_own_clock: false };
-    let outcomes = write_all(target, write, &states).await?;
-    for (state, written) in states.iter().zip(outcomes) {
-        if let Written::Refused(e) | Written::NotUnderstood(e) = written {
-            source.call(&[b"UNWATCH"]).await?;
-            return Ok(Moved::Refused(state.key.clone(), e));
-        }
-    }
-    if states.is_empty() {
-        source.call(&[b"UNWATCH"]).await?;
-        return Ok(Moved::All(0));
-    }
-    wait_for_replicas(target).await?;
-    source.push(&[b"MULTI"]);
-    for state in &states {
-        source.push(&[b"UNLINK", &state.key]);
-    }
-    source.push(&[b"EXEC"]);
-    source.flush().await?;
-    let mut replies = source.replies(states.len() + 2).await?;
-    // There is one for `EXEC`.
-    let outcome = replies.pop().unwrap_or(Value::Null);
-    match (outcome.as_items(), ServerError::of(&outcome).map(|e| e.code)) {
-        (Some(removed), _) => Ok(Moved::All(removed.iter().filter(|r| r.as_int() == Some(1)).count() as u64)),
-        // Written to; or one of them expired or was deleted, and the source redirects its `UNLINK`.
-        (None, None | Some(Code::ExecAbort | Code::Ask(..) | Code::TryAgain)) => Ok(Moved::Changed),
-        (None, Some(_)) => source.check(outcome, b"EXEC").map(|_| Moved::Changed),
-    }
 }
 
 /// Removes keys from a replica whose primary does not have them, while the primary imports the slot: each is
@@ -348,6 +245,6 @@ pub async fn empty_slot_of_replica(primary: &mut Link, replica: &mut Link, slot:
         }
         tally.removed += unlink(primary, &ours).await?;
     }
-    wait_for_replicas(primary).await?;
+    wait_for_replicas(primary, REPLICAS_TIMEOUT_MS).await?;
     Ok(tally)
 }

@@ -16,6 +16,7 @@ use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, Su
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
+use super::finish;
 use super::instruction::slots_text;
 use super::keys::{self, Tally};
 use super::notes;
@@ -340,7 +341,7 @@ impl<'a> Repairer<'a> {
             if self.stop.is_cancelled() {
                 break;
             }
-            let moved = keys::finish_slot(&mut from, &mut to, slot, self.absolute()).await?;
+            let moved = finish::finish_slot(&mut from, &mut to, slot, self.absolute()).await?;
             // A slot with a key that cannot be moved stays open: its clients find all of its keys.
             if moved.stuck == 0 {
                 done.insert(slot);
