@@ -97,6 +97,44 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
     finish(&job, sync, writers, &source.seed(), &target.seed(), &comparison());
 }
 
+/// A primary that dies while keys are looked for that only the target has is asked no longer than until its
+/// replica has taken over.
+#[test]
+fn a_source_that_fails_over_while_the_target_is_swept_is_followed_on() {
+    let source = cluster(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    fill(&deployment(source.seed()));
+    shards::wait_until_follows(&source.nodes()[1], &source.replicas_of(1)[0]);
+    // All of them belong to another primary: what fails of the one that dies is the question which keys it
+    // has.
+    let tags = tags_in(0..5_000, 1);
+    let stray = |number: usize| format!("{{{}}}:stray:{number}", tags[0]);
+    let mut pipe = redis::pipe();
+    for number in 0..60_000 {
+        pipe.cmd("SET").arg(stray(number)).arg(number).ignore();
+    }
+    pipe.exec(&mut target.connection()).expect("written");
+    let some: Vec<String> = (0..60_000).step_by(300).map(stray).collect();
+    let exist: Vec<&str> = std::iter::once("EXISTS").chain(some.iter().map(String::as_str)).collect();
+    let left = || match target.call(&exist) {
+        redis::Value::Int(left) => left,
+        other => panic!("no number: {other:?}"),
+    };
+    let job = Sync::new(&source.seed(), &target.addr(), &["--mirror", "--rate-keys", "5000"]);
+    let mut sync = job.start(&[]);
+    wait_until("the target is swept", || left() < 200);
+    source.kill9(1).expect("it can be killed");
+    assert!(left() > 0, "the sweep was over before the primary died");
+    source.wait_failover(1).expect("its replica takes over");
+    wait_until_following(&mut sync);
+    assert_eq!(left(), 0, "{}", sync.stdout());
+    source.nodes()[1].restart().expect("it restarts");
+    source.wait_ok().expect("it comes back");
+    job.cutover_without_fence();
+    stop(sync);
+    comparison().assert_equal(&deployment(source.seed()), &deployment(target.addr()));
+}
+
 #[test]
 fn a_cluster_becomes_a_server_and_what_it_cannot_hold_is_told() {
     let source = cluster(Engine::Redis80).start().expect("the source starts");

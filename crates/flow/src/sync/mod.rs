@@ -74,6 +74,7 @@ use self::heard::millis;
 pub use self::hooks::{Hooks, Moment, Occasion, Ran};
 pub use self::options::{Compare, CutoverOptions, SyncOptions};
 pub use self::order::{FrontOrder, FrontSide, FrontStand, Fronts, HoldOrder, OrderAnswer};
+use self::reconcile::Walk;
 pub use self::report::{CutoverReport, ExternalReport, FrontReport, HookReport, SyncReport};
 use self::source::{PositionHandle, Source};
 pub use self::state::{Back, SyncState};
@@ -272,12 +273,14 @@ impl Syncer {
             let failed = self.take_failures();
             self.suspects = self.suspects.union(&failed);
         }
-        if self.state.sweep {
+        while self.state.sweep {
             self.status.phase(SyncPhase::Reconciling);
-            if !self.sweep(&SlotSet::full()).await? {
-                return Ok(None);
+            match self.sweep(&SlotSet::full()).await? {
+                Walk::Complete => self.state.sweep = false,
+                Walk::Stopped => return Ok(None),
+                // Its successor is followed first.
+                Walk::Displaced => self.repair().await?,
             }
-            self.state.sweep = false;
         }
         self.repair().await?;
         loop {

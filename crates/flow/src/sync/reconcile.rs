@@ -30,16 +30,34 @@ const LISTED_SLOTS_MAX: usize = 256;
 /// A slot with more keys than this is scanned for: listing it would stall its node.
 const LISTED_KEYS_MAX: u64 = 50_000;
 
+/// How far going through slots has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Walk {
+    /// Through all of them.
+    Complete,
+    /// The user stopped it before.
+    Stopped,
+    /// Another node has taken the place of a primary of the source, which nobody follows yet: the slots are
+    /// to be gone through again when somebody does.
+    Displaced,
+}
+
+/// What came of asking one primary of the source.
+enum Asked<T> {
+    Answered(T),
+    /// It is no primary any more.
+    Displaced,
+}
+
 impl Syncer {
-    /// Makes all keys of `slots` equal, and removes those that only the target has; false where the user
-    /// stopped it before.
+    /// Makes all keys of `slots` equal, and removes those that only the target has.
     ///
     /// A few slots are transferred once more. Where it is many, reading both sides costs less than writing
     /// one of them anew, with its replicas and its append-only file: what differs is transferred.
     ///
     /// # Errors
     /// What could not be helped by trying again.
-    pub(super) async fn reconcile(&mut self, slots: &SlotSet) -> Result<bool> {
+    async fn reconcile(&mut self, slots: &SlotSet) -> Result<Walk> {
         self.shared.failures.forget(slots);
         // A key may have been removed and made anew unseen, between the looks at the source and at the
         // target.
@@ -48,12 +66,15 @@ impl Syncer {
         let is_one = self.shared.options.dbs.iter().all(|pair| pair.source == 0);
         let few = self.shared.source.is_cluster() && is_one && slots.len() <= LISTED_SLOTS_MAX;
         let scanned = match few {
-            true => self.transfer_listed(slots).await?,
+            true => match self.transfer_listed(slots).await? {
+                Asked::Answered(left) => left,
+                Asked::Displaced => return Ok(Walk::Displaced),
+            },
             false => slots.clone(),
         };
         // Killed meanwhile, it begins anew: the slots are written down as being in doubt.
         if !scanned.is_empty() && !self.compare_scanned(scanned).await? {
-            return Ok(false);
+            return Ok(Walk::Stopped);
         }
         self.sweep(slots).await
     }
@@ -77,7 +98,7 @@ impl Syncer {
 
     /// Transfers the keys of slots of a cluster, slot by slot. Returns those that were left out, because they
     /// have too many, or moved meanwhile.
-    async fn transfer_listed(&mut self, slots: &SlotSet) -> Result<SlotSet> {
+    async fn transfer_listed(&mut self, slots: &SlotSet) -> Result<Asked<SlotSet>> {
         let shared = self.shared.clone();
         let mut left = SlotSet::new();
         for source in &mut self.sources {
@@ -85,12 +106,10 @@ impl Syncer {
             if own.is_empty() {
                 continue;
             }
-            let mut backoff = Backoff::new(shared.options.retry);
-            let listed = loop {
-                match list(source.feed.address(), &shared, &own).await {
-                    Ok(listed) => break listed,
-                    Err(e) => shared.pause(&mut backoff, e).await?,
-                }
+            let at = source.feed.address();
+            let Asked::Answered(listed) = asked(&shared, at, async || list(at, &shared, &own).await).await?
+            else {
+                return Ok(Asked::Displaced);
             };
             for (slot, keys) in listed {
                 let Some(mut keys) = keys else {
@@ -103,15 +122,14 @@ impl Syncer {
                 }
             }
         }
-        Ok(left)
+        Ok(Asked::Answered(left))
     }
 
-    /// Removes the keys of `slots` from the target that the source does not have; false where the user
-    /// stopped it before.
+    /// Removes the keys of `slots` from the target that the source does not have.
     ///
     /// # Errors
     /// What could not be helped by trying again.
-    pub(super) async fn sweep(&mut self, slots: &SlotSet) -> Result<bool> {
+    pub(super) async fn sweep(&mut self, slots: &SlotSet) -> Result<Walk> {
         let shared = self.shared.clone();
         let is_wanted = |key: &Bytes| {
             slots.contains(Slot::of_key(key))
@@ -132,20 +150,21 @@ impl Syncer {
                 );
                 while let Some(page) = scan.next().await? {
                     if shared.stop.is_cancelled() {
-                        return Ok(false);
+                        return Ok(Walk::Stopped);
                     }
                     let keys: Vec<Bytes> = page.keys.into_iter().filter(is_wanted).collect();
-                    if !self.remove_missing(pair.source, keys).await? {
-                        return Ok(false);
+                    match self.remove_missing(pair.source, keys).await? {
+                        Walk::Complete => {}
+                        other => return Ok(other),
                     }
                 }
             }
         }
-        Ok(true)
+        Ok(Walk::Complete)
     }
 
     /// Has the lanes look at those of `keys` that the source seems not to have: they remove what is gone.
-    async fn remove_missing(&mut self, db: u32, keys: Vec<Bytes>) -> Result<bool> {
+    async fn remove_missing(&mut self, db: u32, keys: Vec<Bytes>) -> Result<Walk> {
         let shared = self.shared.clone();
         let topology = shared.source.topology();
         for source in &mut self.sources {
@@ -159,25 +178,23 @@ impl Syncer {
             if keys.is_empty() {
                 continue;
             }
-            let mut backoff = Backoff::new(shared.options.retry);
-            let missing = loop {
-                let asked = async {
-                    let mut link = shared.source.open(source.feed.address(), db).await?;
-                    missing(&mut link, &keys).await
-                };
-                match asked.await {
-                    Ok(missing) => break missing,
-                    Err(e) => shared.pause(&mut backoff, e).await?,
-                }
+            let at = source.feed.address();
+            let ask = async || {
+                let mut link = shared.source.open(at, db).await?;
+                missing(&mut link, &keys).await
+            };
+            let Asked::Answered(missing) = asked(&shared, at, ask).await? else {
+                return Ok(Walk::Displaced);
             };
             if !missing.is_empty() && !source.transfer(db, missing).await? {
-                return Ok(false);
+                return Ok(Walk::Stopped);
             }
         }
-        Ok(true)
+        Ok(Walk::Complete)
     }
 
-    /// Puts in order what a round cannot deal with. Nothing is under way meanwhile.
+    /// Puts in order what a round cannot deal with. Nothing is under way meanwhile. What could not be gone
+    /// through stays in doubt, and comes with the next time.
     pub(super) async fn repair(&mut self) -> Result<()> {
         let (again, open) = copy::doubtful(&self.shared, &self.seen.0, &self.seen.1).await?;
         self.seen = (self.shared.source.topology(), self.shared.target.topology());
@@ -196,7 +213,7 @@ impl Syncer {
         self.save()?;
         if !ready.is_empty() {
             self.status.phase(SyncPhase::Reconciling);
-            if !self.reconcile(&ready).await? {
+            if self.reconcile(&ready).await? != Walk::Complete {
                 return Ok(());
             }
             self.reconciled_slots += ready.len() as u64;
@@ -205,6 +222,26 @@ impl Syncer {
             self.save()?;
         }
         Ok(())
+    }
+}
+
+/// Asks the primary of the source at this address until it answers, or has been replaced.
+///
+/// # Errors
+/// What could not be helped by trying again.
+async fn asked<T>(shared: &Shared, at: &Address, ask: impl AsyncFn() -> Result<T>) -> Result<Asked<T>> {
+    let mut backoff = Backoff::new(shared.options.retry);
+    loop {
+        let error = match ask().await {
+            Ok(answer) => return Ok(Asked::Answered(answer)),
+            Err(e) => e,
+        };
+        shared.pause(&mut backoff, error).await?;
+        shared.refresh_source().await;
+        if !shared.source.topology().shards.iter().any(|shard| shard.primary == *at) {
+            tracing::info!(%at, "a primary of the source was replaced");
+            return Ok(Asked::Displaced);
+        }
     }
 }
 

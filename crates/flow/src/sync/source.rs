@@ -536,7 +536,11 @@ async fn with_filled(
                 keys.extend(more);
                 return Ok(keys);
             }
-            Err(e) => shared.pause(&mut backoff, e).await?,
+            Err(e) => {
+                shared.pause(&mut backoff, e).await?;
+                // After a failover somebody else owns the shard.
+                shared.refresh_source().await;
+            }
         }
     }
 }
