@@ -145,9 +145,12 @@ impl WriterFence {
             let mut link = deployment.open(&deployment.server(), 0).await?;
             link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
         }
+        let mut failure = None;
         for address in self.nodes_with_users(deployment) {
-            self.rule(deployment, &address, |_| vec!["-@write"]).await?;
+            // A node that is gone does not let clients of the others write.
+            failure = failure.or(self.rule(deployment, &address, |_| vec!["-@write"]).await.err());
         }
+        failure.map_or(Ok(()), Err)?;
         if self.kind == WriterFenceKind::Acl {
             for address in deployment.topology().nodes() {
                 let mut link = deployment.open(address, 0).await?;
@@ -156,6 +159,20 @@ impl WriterFence {
         }
         // Last, since what is named now is to be fenced in any case.
         self.refuse_absent(deployment)
+    }
+
+    /// Puts it up again where it was taken down too early, on each node that lets it be done, and ends the
+    /// clients that have come meanwhile and wait. A pause is not begun again: it would keep out whimbrel as
+    /// well, which writes behind a fence that is to be taken down once.
+    ///
+    /// # Errors
+    /// As [`WriterFence::raise`] and [`WriterFence::end_waiting`].
+    pub async fn restore(&self, deployment: &Deployment) -> Result<()> {
+        if self.kind != WriterFenceKind::Acl {
+            return Ok(());
+        }
+        self.raise(deployment).await?;
+        self.end_waiting(deployment).await.map(drop)
     }
 
     /// Ends the clients that could still take or leave something behind it: those that wait in a command, are

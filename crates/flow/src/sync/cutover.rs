@@ -235,23 +235,21 @@ impl Syncer {
                 }
             }
         };
-        let sealed = match sealed {
+        let switched = match sealed {
             Ok((drained, compared)) => {
                 (report.drained, report.compared) = (drained, compared);
                 self.switch(fence, lift, &feeds, &mut seal).await
             }
             Err(e) => Err(e.into()),
         };
-        let positions = match sealed {
-            Ok((positions, ended)) => {
-                report.ended = ended;
-                positions
-            }
-            Err(e) => {
-                let_go(&mut seal).await;
-                return Err(e);
-            }
-        };
+        let is_fence = matches!(fence.kind(), WriterFenceKind::Pause { .. });
+        if !is_fence || switched.is_err() {
+            // Writers are fenced off, or everything is as before: this failing keeps them waiting a little
+            // longer, no more.
+            let_go(&mut seal).await;
+        }
+        let (positions, ended) = switched?;
+        report.ended = ended;
         if options.reverse {
             self.back = Some(Back { positions, fence: fence.clone(), _feeds: feeds });
         }
@@ -279,30 +277,37 @@ impl Syncer {
 
     /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the
     /// target is, to which nobody but us has written so far, and how many clients were ended that waited.
+    ///
+    /// **Invariant:** at no time are writers let in on both sides. Where it does not succeed everything that
+    /// was begun is undone in the opposite order; what cannot be undone at once is said.
     async fn switch(
-        &self,
+        &mut self,
         fence: &WriterFence,
         lift: Option<&WriterFence>,
         feeds: &[Feed],
         seal: &mut Seal,
     ) -> Result<(Vec<Position>, u64), NotSwitched> {
-        let Shared { source, target, .. } = &*self.shared;
-        let positions = positions_of(feeds, target).await?;
-        // A client that writes there from now on is not followed by us any more, and everything is equal.
-        if let Some(lift) = lift {
-            lift.lift(target).await?;
-        }
-        match raise(fence, source, seal).await {
-            Ok(ended) => Ok((positions, ended)),
-            Err(e) => {
-                if let Some(lift) = lift
-                    && let Err(e) = lift.raise(target).await
-                {
-                    tracing::warn!(error = %e, "writers of the target are not kept out any more");
-                }
-                Err(e)
+        let shared = self.shared.clone();
+        let mut begun = Begun::default();
+        let error = match switch_over(&shared, (fence, lift), feeds, seal, &mut begun).await {
+            Ok(switched) => {
+                // It leads to where writers are let in, and without a fence it goes on.
+                self.state.lifted &= lift.is_none();
+                return Ok(switched);
             }
+            Err(e) => e,
+        };
+        if begun.lift {
+            self.close_target().await;
         }
+        let mut stays = false;
+        if begun.fence
+            && let Err(error) = fence.lift(&shared.source).await
+        {
+            tracing::warn!(%error, "a part of the fence stays");
+            stays = true;
+        }
+        Err(NotSwitched { error, stays })
     }
 
     /// What happens under the pause; returns how many keys were transferred and compared.
@@ -392,48 +397,57 @@ impl From<Error> for NotSwitched {
     }
 }
 
-/// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that
-/// waited.
-///
-/// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else
-/// the fence is taken down again; what cannot be taken down at once is said to stay.
-async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal) -> Result<u64, NotSwitched> {
+/// What has been begun, and may have been done.
+#[derive(Debug, Default)]
+struct Begun {
+    /// To fence the writers of the source off.
+    fence: bool,
+    /// To let those of the target in.
+    lift: bool,
+}
+
+/// The switch itself, under the pause: first nobody may write to the source any more, then writers are let in
+/// on the target.
+async fn switch_over(
+    Shared { source, target, .. }: &Shared,
+    (fence, lift): (&WriterFence, Option<&WriterFence>),
+    feeds: &[Feed],
+    seal: &mut Seal,
+    begun: &mut Begun,
+) -> Result<(Vec<Position>, u64)> {
     let until_ms = seal.until_ms();
-    let in_time = || match until_ms {
-        Some(until_ms) if clock::now_ms() < until_ms => Ok(()),
-        _ => Err(refused("fencing the writers off took longer than the pause")
-            .with_remedy(Remedy::AllowLongerPause)),
-    };
+    let positions = positions_of(feeds, target).await?;
+    let ended = raise(fence, source, seal, begun).await?;
+    // Else somebody may have written before the fence was up.
+    if until_ms.is_none_or(|until_ms| clock::now_ms() >= until_ms) {
+        return Err(too_late());
+    }
+    if let Some(lift) = lift {
+        begun.lift = true;
+        // A client that writes there from now on is not followed by us any more, and everything is equal.
+        lift.lift(target).await?;
+    }
+    Ok((positions, ended))
+}
+
+/// Fences the writers off, or makes the pause the fence. Returns how many clients were ended that waited.
+async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal, begun: &mut Begun) -> Result<u64> {
     match fence.kind() {
-        // With the latter nobody is held, and nothing is raised.
-        WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => {
-            Ok(in_time().and(seal.release().await).map(|()| 0)?)
-        }
+        // With the latter two nobody is held, and nothing is raised.
+        WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => return Ok(0),
         WriterFenceKind::Pause { limit_ms } => {
-            seal.hold(limit_ms).await.and_then(|_| in_time())?;
-            Ok(fence.end_waiting(source).await?)
+            seal.hold(limit_ms).await?;
         }
         WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica => {
-            let raised = async {
-                fence.raise(source).await?;
-                let ended = fence.end_waiting(source).await?;
-                in_time().map(|()| ended)
-            };
-            let ended = match raised.await {
-                Ok(ended) => ended,
-                Err(e) => {
-                    let lifted = fence.lift(source).await;
-                    if let Err(error) = &lifted {
-                        tracing::warn!(%error, "a part of the fence stays");
-                    }
-                    return Err(NotSwitched { error: e, stays: lifted.is_err() });
-                }
-            };
-            // The writers are fenced off already: this failing keeps them waiting a little longer, no more.
-            let_go(seal).await;
-            Ok(ended)
+            begun.fence = true;
+            fence.raise(source).await?;
         }
     }
+    fence.end_waiting(source).await
+}
+
+fn too_late() -> Error {
+    refused("fencing the writers off took longer than the pause").with_remedy(Remedy::AllowLongerPause)
 }
 
 /// Lets writers go. Where that fails, the servers do it when the pause is over.

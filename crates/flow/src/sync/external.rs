@@ -312,7 +312,16 @@ impl Syncer {
         self.status.external(None);
         outcome?;
         if let Some(lift) = lift {
-            lift.lift(&self.shared.target).await?;
+            // The process that goes on after a crash puts it up again.
+            self.state.lifted = true;
+            if let Err(e) = self.save_at_once() {
+                self.state.lifted = false;
+                return Err(refused(e.problem()).with_remedy("see that the disk has room, and ask again"));
+            }
+            if let Err(e) = lift.lift(&self.shared.target).await {
+                self.close_target().await;
+                return Err(e);
+            }
             report.lifted = true;
         }
         report.pause_ms = millis(watch.since);

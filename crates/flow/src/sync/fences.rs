@@ -6,14 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::WriterFence;
 
+use super::syncer::Syncer;
 use crate::journal::{DiskFull, remove_if_there, write_durably};
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
+
+/// How long writers of the source wait at most for those of the target to be kept out again.
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Takes down what is left of a fence that could not be put up as a whole, as soon as the servers let it be
 /// done. Does not end where nothing is left.
@@ -25,6 +30,41 @@ pub(super) async fn take_down(left: Option<WriterFence>, source: Arc<Deployment>
             Ok(()) => return,
             Err(error) => tracing::warn!(%error, "a part of a fence stays"),
         }
+    }
+}
+
+/// Puts up again what keeps writers away from the target, as soon as the servers let it be done. Does not end
+/// where it is up.
+pub(super) async fn put_up_again(taken_down: Option<WriterFence>, target: Arc<Deployment>) {
+    let Some(fence) = taken_down else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(LIFT_PERIOD).await;
+        match fence.restore(&target).await {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(%error, "writers are not kept away from the target"),
+        }
+    }
+}
+
+impl Syncer {
+    /// Keeps writers away from the target again, which a cutover back may have let in and did not come about:
+    /// what they write there is overwritten. Where that does not succeed at once it is tried again while the
+    /// sync follows, and the user is told.
+    pub(super) async fn close_target(&mut self) {
+        let Some(fence) = &self.state.lift else { return };
+        self.state.lifted = true;
+        let why = match timeout(CLOSED_WITHIN, fence.restore(&self.shared.target)).await {
+            Ok(Ok(())) => {
+                self.state.lifted = false;
+                return;
+            }
+            Ok(Err(error)) => error.problem(),
+            Err(_) => format!("the servers did not answer within {} s", CLOSED_WITHIN.as_secs()),
+        };
+        self.notice(&format!(
+            "a cutover back did not come about, and writers may still be let in at the target ({why}): what \
+                they write there is overwritten. It is tried again each second to keep them out"
+        ));
     }
 }
 

@@ -111,10 +111,8 @@ impl Syncer {
                 Resolved::Switched(stand) => stand,
                 Resolved::Stayed => {
                     self.state.fronted = None;
-                    if let Some(lift) = lift
-                        && let Err(e) = lift.raise(&self.shared.target).await
-                    {
-                        tracing::warn!(error = %e, "writers of the target are not kept out any more");
+                    if self.state.lifted {
+                        self.close_target().await;
                     }
                     // What was not answered did not happen.
                     return Err(if error.is_refusal() { error } else { refused(error.problem()) });
@@ -178,6 +176,8 @@ impl Syncer {
             self.save_at_once()?;
         }
         if let Some(lift) = lift {
+            // Nobody writes to the source meanwhile: its clients rest.
+            self.state.lifted = true;
             lift.lift(&self.shared.target).await?;
         }
         fronts.send(socket, FrontOrder::Switch(stand.hold)).await

@@ -68,7 +68,7 @@ use whimbrel_engine::seal::WriterFenceKind;
 pub use self::asked::{Ask, Beginning, NotTakenOver};
 pub use self::attach::rehearse_feeds;
 pub use self::fences::FenceNote;
-use self::fences::take_down;
+use self::fences::{put_up_again, take_down};
 pub use self::heard::SILENT_AFTER_MS;
 use self::heard::millis;
 pub use self::hooks::{Hooks, Moment, Occasion, Ran};
@@ -232,10 +232,18 @@ impl Syncer {
             }
         }
         self.state.copy.target_runs = runs;
+        if self.state.cut_over.is_some() {
+            // It died while it cut over: nobody knows how far it came.
+            self.state.lifted = self.state.lift.is_some();
+        }
         if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == WriterFenceKind::Front)
             && let Some(report) = self.resume_switch(fence).await?
         {
             return Ok(Some(TakenOver { report, answer: None }));
+        }
+        if self.state.lifted {
+            // Before those of the source are let in: at no time are they let in on both sides.
+            self.close_target().await;
         }
         if let Some(fence) = &self.state.cut_over {
             // It died while it cut over. The one that asked for that was not told that it succeeded. The
@@ -455,6 +463,9 @@ impl Syncer {
         let (mut next, mut failure, mut asking) = (None, None, true);
         let taken_down = take_down(self.state.cut_over.clone(), self.shared.source.clone());
         tokio::pin!(taken_down);
+        let lifted = self.state.lift.clone().filter(|_| self.state.lifted);
+        let put_up_again = put_up_again(lifted, self.shared.target.clone());
+        tokio::pin!(put_up_again);
         loop {
             tokio::select! {
                 joined = followers.join_next() => match joined {
@@ -468,6 +479,11 @@ impl Syncer {
                 () = &mut taken_down, if self.state.cut_over.is_some() => {
                     self.state.cut_over = None;
                     self.notice("what was left of a fence is taken down: writers are let in everywhere");
+                    continue;
+                }
+                () = &mut put_up_again, if self.state.lifted => {
+                    self.state.lifted = false;
+                    self.notice("writers are kept away from the target again");
                     continue;
                 }
                 () = stop.cancelled(), if next.is_none() => next = Some(Next::Stop),

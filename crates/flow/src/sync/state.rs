@@ -58,6 +58,10 @@ pub struct SyncState {
     pub(super) fronted: Option<Fronted>,
     /// What keeps writers away from the target: it was the source before, and this sync leads back to it.
     pub(super) lift: Option<WriterFence>,
+    /// A cutover back may have taken that down, or a part of it, and did not come about: it has to be put up
+    /// again. While [`cut_over`](SyncState::cut_over) is known this holds of a process that died.
+    #[serde(default)]
+    pub(super) lifted: bool,
 }
 
 impl SyncState {

@@ -1,5 +1,6 @@
 //! Keys move between real servers.
 
+mod cutover;
 mod documents;
 mod large;
 mod legacy;

@@ -34,13 +34,14 @@ impl Fronts for NoFronts {
     }
 }
 
-async fn probed(side: Side, server: &Server) -> Arc<Deployment> {
-    let endpoint =
-        Endpoint::parse(side, &format!("redis://mover:secret@{}", server.addr())).expect("an address");
+/// The server at this address, for a user that may do all.
+pub(crate) async fn probed(side: Side, address: &str) -> Arc<Deployment> {
+    let endpoint = Endpoint::parse(side, &format!("redis://mover:secret@{address}")).expect("an address");
     Arc::new(Deployment::probe(endpoint, LinkOptions::default()).await.expect("it answers"))
 }
 
-fn options(folder: &Path) -> SyncOptions {
+/// Everything, once.
+pub(crate) fn options(folder: &Path) -> SyncOptions {
     SyncOptions {
         copy: CopyOptions {
             selection: Selection::default(),
@@ -98,7 +99,8 @@ async fn a_fence_is_known_until_it_is_down(engine: Engine) {
     drop(begun.expect("written"));
     let go_on = || async {
         let journal = Journal::open(folder.path(), "fenced", "a sync", true).expect("a journal");
-        let (source, target) = (probed(Side::Source, &source).await, probed(Side::Target, &target).await);
+        let (source, target) =
+            (probed(Side::Source, &source.addr()).await, probed(Side::Target, &target.addr()).await);
         let (_asks, asked) = mpsc::channel(1);
         let (status, stop) = (Arc::new(SyncStatus::default()), CancellationToken::new());
         let ended: Result<_> =
