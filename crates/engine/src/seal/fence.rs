@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::remedy::Remedy;
 
-use super::pause::Seal;
+use super::pause::release_all;
 use super::waiting;
 use super::writing::clients_of;
 
@@ -221,7 +221,7 @@ impl WriterFence {
             link.call(&[b"REPLICAOF", b"NO", b"ONE"]).await?;
         }
         if matches!(self.kind, WriterFenceKind::Pause { .. }) {
-            Seal::open(deployment).await?.release().await?;
+            release_all(deployment).await?;
         }
         let mut failure = None;
         // Also those that nobody names just now: the fence is still up there when they come back.

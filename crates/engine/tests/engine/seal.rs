@@ -1,13 +1,14 @@
-//! Fences by ACL rules while users come and go.
+//! Fences by ACL rules while users come and go; pauses while servers hang.
 
 use std::time::{Duration, Instant};
 
+use whimbrel_core::slot::tag_for_slot;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
-use whimbrel_engine::seal::{WriterFence, WriterFenceKind, other_clients, writing_clients};
-use whimbrel_lab::{Engine, Server};
+use whimbrel_engine::seal::{Seal, WriterFence, WriterFenceKind, other_clients, writing_clients};
+use whimbrel_lab::{Cluster, Engine, Server};
 
 whimbrel_lab::for_each_engine! {
     async
@@ -20,6 +21,8 @@ whimbrel_lab::for_each_engine! {
         a_node_that_is_not_named_just_now_is_not_overlooked
         jobs_of_whimbrels_are_told_from_others
         names_that_are_no_text_hide_nobody
+        a_primary_that_hangs_keeps_no_writers_of_others
+        a_pause_is_taken_down_on_each_primary_that_answers
 }
 
 /// For what must come about.
@@ -173,4 +176,84 @@ async fn jobs_of_whimbrels_are_told_from_others(engine: Engine) {
     let mut names: Vec<&str> = writing.iter().map(|client| client.name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(names, ["whimbrel", "whimbrel:job:p:7"], "{engine}");
+}
+
+/// Far longer than a test waits.
+const PAUSE_MS: u64 = 600_000;
+
+/// Three primaries, none of which is missed when it hangs for a while.
+struct Primaries {
+    cluster: Cluster,
+    deployment: Deployment,
+}
+
+impl Primaries {
+    async fn start(engine: Engine) -> Primaries {
+        let cluster = Cluster::builder(engine).primaries(3).node_timeout_ms(60_000);
+        let cluster = cluster.start().expect("the cluster starts");
+        let quickly = LinkOptions { connect_timeout_ms: 1_000, ..LinkOptions::default() };
+        let endpoint = Endpoint::parse(Side::Source, &cluster.seed()).expect("an address");
+        let deployment = Deployment::probe(endpoint, quickly).await.expect("the nodes answer");
+        Primaries { cluster, deployment }
+    }
+
+    /// Whether a client may write to a primary, and is not held.
+    fn is_written(&self, index: usize) -> bool {
+        let node = &self.cluster.nodes()[index];
+        let topology = self.deployment.topology();
+        let shard = topology.shards.iter().find(|shard| shard.primary.to_string() == node.addr());
+        let slot = shard.and_then(|shard| shard.slots.iter().next()).expect("it has slots");
+        let client = redis::Client::open(format!("redis://{}", node.addr())).expect("an address");
+        let write = |mut link: redis::Connection| {
+            link.set_read_timeout(Some(Duration::from_secs(1)))?;
+            redis::cmd("SET").arg(format!("{{{}}}", tag_for_slot(slot))).arg("v").exec(&mut link)
+        };
+        client.get_connection_with_timeout(Duration::from_secs(1)).and_then(write).is_ok()
+    }
+
+    async fn wait_until_written(&self, index: usize) {
+        let until = Instant::now() + PATIENCE;
+        while !self.is_written(index) {
+            assert!(Instant::now() < until, "writers of primary {index} are held");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// It hangs when the pause is ordered. The others are let go although it does not answer, and its own writers
+/// as soon as it has read that they are to be held.
+async fn a_primary_that_hangs_keeps_no_writers_of_others(engine: Engine) {
+    let primaries = Primaries::start(engine).await;
+    let mut seal = Seal::open(&primaries.deployment).await.expect("connections");
+    primaries.cluster.nodes()[1].suspend().expect("suspended");
+    let holding = tokio::time::timeout(Duration::from_secs(1), seal.hold(PAUSE_MS));
+    holding.await.expect_err("one does not answer");
+    assert!(!primaries.is_written(0) && !primaries.is_written(2), "{engine}: the others are held");
+    let began = Instant::now();
+    seal.release().await.expect_err("one does not answer");
+    // A reply may take half a minute.
+    assert!(began.elapsed() < Duration::from_secs(20), "{engine}: {:?}", began.elapsed());
+    assert!(seal.until_ms().is_some(), "{engine}: somebody may be held still");
+    assert!(primaries.is_written(0) && primaries.is_written(2), "{engine}: the others are held still");
+    primaries.cluster.nodes()[1].resume().expect("resumed");
+    primaries.wait_until_written(1).await;
+    seal.release().await.expect("all of them answer");
+    assert_eq!(seal.until_ms(), None, "{engine}");
+}
+
+/// While one hangs, the others are let go all the same.
+async fn a_pause_is_taken_down_on_each_primary_that_answers(engine: Engine) {
+    let primaries = Primaries::start(engine).await;
+    let fence = WriterFence::plan(&primaries.deployment, WriterFenceKind::Pause { limit_ms: PAUSE_MS });
+    let fence = fence.await.expect("nothing is in the way");
+    let mut seal = Seal::open(&primaries.deployment).await.expect("connections");
+    seal.hold(PAUSE_MS).await.expect("held");
+    drop(seal);
+    assert!((0..3).all(|index| !primaries.is_written(index)), "{engine}: all of them are held");
+    primaries.cluster.nodes()[1].suspend().expect("suspended");
+    fence.lift(&primaries.deployment).await.expect_err("one does not answer");
+    assert!(primaries.is_written(0) && primaries.is_written(2), "{engine}: the others are held still");
+    primaries.cluster.nodes()[1].resume().expect("resumed");
+    fence.lift(&primaries.deployment).await.expect("all of them answer");
+    primaries.wait_until_written(1).await;
 }

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::clock;
@@ -219,23 +219,7 @@ impl Syncer {
         // Writers would wait for rates with it.
         let _lifted = self.shared.options.rates.lift();
         let held = Instant::now();
-        let reached = seal.hold(options.max_pause_ms).await?;
-        let deadline = held + before_fence(options.max_pause_ms);
-        let sealed = {
-            let sealing = self.seal_off(options, deadline, &reached, chosen);
-            tokio::pin!(sealing);
-            match timeout_at(deadline, &mut sealing).await {
-                Ok(sealed) => sealed,
-                Err(_) => {
-                    let_go(&mut seal).await;
-                    // What has been taken is transferred; nobody waits for it any more.
-                    let _ = sealing.await;
-                    let what = format!("it did not come to an end within {} ms", options.max_pause_ms);
-                    return Err(refused(what).with_remedy(Remedy::AllowLongerPause).into());
-                }
-            }
-        };
-        let switched = match sealed {
+        let switched = match self.hold_and_seal_off(options, held, &mut seal, chosen).await {
             Ok((drained, compared)) => {
                 (report.drained, report.compared) = (drained, compared);
                 self.switch(fence, lift, &feeds, &mut seal).await
@@ -243,12 +227,12 @@ impl Syncer {
             Err(e) => Err(e.into()),
         };
         let is_fence = matches!(fence.kind(), WriterFenceKind::Pause { .. });
-        if !is_fence || switched.is_err() {
-            // Writers are fenced off, or everything is as before: this failing keeps them waiting a little
-            // longer, no more.
-            let_go(&mut seal).await;
-        }
-        let (positions, ended) = switched?;
+        // Writers are fenced off, or everything is as before.
+        let are_let_go = is_fence && switched.is_ok() || let_go(&mut seal).await;
+        let (positions, ended) = switched.map_err(|e| {
+            // The pause may be the long one, which nobody else ends.
+            NotSwitched { stays: e.stays || is_fence && !are_let_go, ..e }
+        })?;
         report.ended = ended;
         if options.reverse {
             self.back = Some(Back { positions, fence: fence.clone(), _feeds: feeds });
@@ -256,6 +240,37 @@ impl Syncer {
         report.lifted = lift.is_some();
         report.pause_ms = millis(held);
         Ok(())
+    }
+
+    /// Pauses writes, and does what happens meanwhile. Where that does not come to an end within its
+    /// share of the pause writers are let go at once.
+    async fn hold_and_seal_off(
+        &mut self,
+        options: &CutoverOptions,
+        held: Instant,
+        seal: &mut Seal,
+        chosen: &(Sample, Unseen),
+    ) -> Result<(u64, u64)> {
+        let deadline = held + before_fence(options.max_pause_ms);
+        let too_late = |what: &str| {
+            let what = format!("{what} within {} ms", options.max_pause_ms);
+            refused(what).with_remedy(Remedy::AllowLongerPause)
+        };
+        let Ok(reached) = timeout_at(deadline, seal.hold(options.max_pause_ms)).await else {
+            return Err(too_late("a primary of the source did not answer"));
+        };
+        let reached = reached?;
+        let sealing = self.seal_off(options, deadline, &reached, chosen);
+        tokio::pin!(sealing);
+        match timeout_at(deadline, &mut sealing).await {
+            Ok(sealed) => sealed,
+            Err(_) => {
+                let_go(seal).await;
+                // What has been taken is transferred; nobody waits for it any more.
+                let _ = sealing.await;
+                Err(too_late("it did not come to an end"))
+            }
+        }
     }
 
     /// Attaches feeds to all primaries of the target. They will not see our own writes as somebody else's:
@@ -278,8 +293,9 @@ impl Syncer {
     /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the
     /// target is, to which nobody but us has written so far, and how many clients were ended that waited.
     ///
-    /// **Invariant:** at no time are writers let in on both sides. Where it does not succeed everything that
-    /// was begun is undone in the opposite order; what cannot be undone at once is said.
+    /// **Invariant:** at no time are writers let in on both sides. Where it does not succeed within the
+    /// pause, whatever hangs, everything that was begun is undone in the opposite order; what cannot be
+    /// undone at once is said. The caller ends the pause.
     async fn switch(
         &mut self,
         fence: &WriterFence,
@@ -289,7 +305,11 @@ impl Syncer {
     ) -> Result<(Vec<Position>, u64), NotSwitched> {
         let shared = self.shared.clone();
         let mut begun = Begun::default();
-        let error = match switch_over(&shared, (fence, lift), feeds, seal, &mut begun).await {
+        let until_ms = seal.until_ms().unwrap_or_default();
+        let left = Duration::from_millis(until_ms.saturating_sub(clock::now_ms()));
+        let switching = switch_over(&shared, (fence, lift), feeds, (seal, until_ms), &mut begun);
+        let switched = timeout(left, switching).await.unwrap_or_else(|_| Err(too_late()));
+        let error = match switched {
             Ok(switched) => {
                 // It leads to where writers are let in, and without a fence it goes on.
                 self.state.lifted &= lift.is_none();
@@ -412,14 +432,14 @@ async fn switch_over(
     Shared { source, target, .. }: &Shared,
     (fence, lift): (&WriterFence, Option<&WriterFence>),
     feeds: &[Feed],
-    seal: &mut Seal,
+    (seal, until_ms): (&mut Seal, u64),
     begun: &mut Begun,
 ) -> Result<(Vec<Position>, u64)> {
-    let until_ms = seal.until_ms();
     let positions = positions_of(feeds, target).await?;
     let ended = raise(fence, source, seal, begun).await?;
     // Else somebody may have written before the fence was up.
-    if until_ms.is_none_or(|until_ms| clock::now_ms() >= until_ms) {
+    // The machine may have been suspended meanwhile.
+    if clock::now_ms() >= until_ms {
         return Err(too_late());
     }
     if let Some(lift) = lift {
@@ -450,9 +470,15 @@ fn too_late() -> Error {
     refused("fencing the writers off took longer than the pause").with_remedy(Remedy::AllowLongerPause)
 }
 
-/// Lets writers go. Where that fails, the servers do it when the pause is over.
-async fn let_go(seal: &mut Seal) {
-    if let Err(e) = seal.release().await {
-        tracing::warn!(error = %e, "writes are paused until the pause ends by itself");
+/// Lets writers go, where they are held still. False where a server may hold them on: it lets them go when
+/// the pause is over.
+async fn let_go(seal: &mut Seal) -> bool {
+    if seal.until_ms().is_none() {
+        return true;
     }
+    let released = seal.release().await;
+    if let Err(error) = &released {
+        tracing::warn!(%error, "writes are paused until the pause ends by itself");
+    }
+    released.is_ok()
 }

@@ -1,4 +1,5 @@
-//! Cutovers that are interrupted half-way: writers are let in on one side at most.
+//! Cutovers that are interrupted half-way, or whose servers hang: writers are let in on one side at most, and
+//! nobody is held for longer than was allowed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ whimbrel_lab::for_each_engine! {
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
         who_goes_on_behind_a_front_keeps_writers_away_from_the_target_again
+        a_source_that_hangs_holds_nobody_for_longer_than_was_allowed
 }
 
 /// For what must come about.
@@ -341,4 +343,29 @@ async fn who_goes_on_behind_a_front_keeps_writers_away_from_the_target_again(eng
     assert!(report.caught_up, "{engine}: {report:?}");
     assert!(!is_written(&pair.target), "{engine}: writers are let in on the target");
     assert!(is_written(&pair.source), "{engine}: nobody may write anywhere");
+}
+
+/// The long pause is ordered, the server hears of it, and of nothing for a while after that.
+async fn a_source_that_hangs_holds_nobody_for_longer_than_was_allowed(engine: Engine) {
+    let pair = Pair::start(engine);
+    let trap = Trap::start(&pair.source, Bait { words: b"600000", is_delivered: true }).await;
+    pair.has_followed(json!({})).await;
+    let job = Job::resume(&pair, &trap.addr, SyncOptions { once: false, ..pair.options() }).await;
+    job.follows().await;
+    let fence = WriterFenceKind::Pause { limit_ms: 600_000 };
+    let answer = job.ask(cutover(fence, 5_000, false)).await;
+    trap.is_sprung().await;
+    let sprung = Instant::now();
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("in time").expect("an answer");
+    // A server may take half a minute to answer: nobody waits for that with writers paused.
+    assert!(sprung.elapsed() < Duration::from_secs(25), "{engine}: {:?}", sprung.elapsed());
+    let refused = answer.expect_err("it could not be carried out");
+    assert!(refused.error.is_refusal(), "{engine}: {refused:?}");
+    trap.open();
+    wait_until("the pause is ended", || is_written(&pair.source)).await;
+    let is_told = |words: &str| job.status.copy.notices().iter().any(|notice| notice.contains(words));
+    assert!(is_told("a part of the fence stays"), "{engine}: {:?}", job.status.copy.notices());
+    job.follows().await;
+    job.stop.cancel();
+    job.ended().await;
 }
