@@ -1,8 +1,10 @@
-//! Developer chores: fetching engines, tidy checks, the map of modules, the results of tests, a recording of the demo.
+//! Developer chores: fetching engines, tidy checks, the map of modules, the results of tests, a recording of
+//! the demo.
 
 use std::process::ExitCode;
 
 mod engines;
+mod files;
 mod modules;
 mod record;
 mod results;

@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 
 use anyhow::Context;
 
-use crate::tidy::list_files;
+use crate::files::list_files;
 
 /// Where it is.
 pub const FILE: &str = "docs/modules.md";
 
 const HEAD: &str = "# Modules\n\n\
     <!-- Made by `cargo run -p xtask -- modules`. -->\n\n\
-    What each module is for, in the words of its own first line. [Architecture](architecture.md) says how they \
-    belong\ntogether.\n";
+    What each module is for, in the words of its own first line. [Architecture](architecture.md) says how\n\
+    they belong together.\n";
 
 /// Writes the map of the repository in the current folder, which must be its root.
 pub fn run() -> anyhow::Result<()> {
@@ -93,8 +93,9 @@ mod tests {
 
     #[test]
     fn a_sentence_is_plain() {
-        let text = "//! Asks [`link`](crate::link) and [`Info`] for\n//! this | that. Then more.\n//!\n//! And more.\n";
-        assert_eq!(first_sentence(text), "Asks `link` and `Info` for this \\| that");
+        let text =
+            "//! Asks [`link`](crate::link), [`Info`] for\n//! this | that. Then more.\n//!\n//! More.\n";
+        assert_eq!(first_sentence(text), "Asks `link`, `Info` for this \\| that");
         assert_eq!(first_sentence("//! Alone.\n"), "Alone");
         assert_eq!(first_sentence("use std::io;\n"), "");
     }

@@ -253,10 +253,7 @@ impl fmt::Display for Problem<'_> {
             ErrorKind::Forbidden { command, answer } => write!(f, "{command} is refused there: {answer}")?,
             ErrorKind::Lacks { command } => write!(f, "this server has no {command}")?,
             ErrorKind::Paused(ms) => {
-                write!(
-                    f,
-                    "its clients are paused (CLIENT PAUSE): it answers reads, and kept a write waiting for {ms} ms"
-                )?;
+                write!(f, "its clients are paused: it answers reads, and a write has waited for {ms} ms")?;
             }
             ErrorKind::StillWritten(still) => write!(f, "{still}")?,
             ErrorKind::Own(what) => f.write_str(what)?,

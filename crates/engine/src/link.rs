@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant as StdInstant};
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -596,5 +596,56 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// Has the server close connections of before that ended while commands on them had no answer.
+    pub(super) async fn end_unanswered(&mut self) -> Result<()> {
+        let Some((unanswered, own)) = self.account.ended.clone() else { return Ok(()) };
+        for ended in unanswered.at(&own.address) {
+            if ended.id < own.id && self.has_run_since(ended.opened).await? {
+                let reply = self.ask(&[b"CLIENT", b"KILL", b"ID", ended.id.to_string().as_bytes()]).await?;
+                // One that is not there any more is as good.
+                if ServerError::of(&reply).is_some_and(|e| e.code == Code::NoPermission) {
+                    tracing::warn!(
+                        address = own.address,
+                        "no right to close a connection with unanswered commands (client|kill): they may be \
+                         carried out late"
+                    );
+                }
+            }
+            unanswered.remove(&ended);
+        }
+        Ok(())
+    }
+
+    /// Whether the server has not been started again since then: another process counts connections anew.
+    async fn has_run_since(&mut self, then: StdInstant) -> Result<bool> {
+        let reply = self.ask(&[b"INFO", b"server"]).await?;
+        let info = String::from_utf8_lossy(reply.as_bytes().map_or(&[], |text| text));
+        let up_s = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")?.parse::<u64>().ok());
+        // Servers count whole seconds.
+        Ok(up_s.is_some_and(|up_s| up_s + 1 >= then.elapsed().as_secs()))
+    }
+}
+
+impl Io {
+    /// As [`Io::open`], with nobody logged in: servers can be told to take the certificate of `endpoint` for
+    /// a login (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is
+    /// for.
+    ///
+    /// # Errors
+    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be told to forget the
+    /// login.
+    pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
+        let io = Io::open(endpoint, address).await?;
+        if let Err(error) = io.bound_silence() {
+            tracing::debug!(%error, "a connection to a server has no limit for silence");
+        }
+        if endpoint.tls.as_ref().is_none_or(|tls| tls.cert_file.is_none()) {
+            return Ok(io);
+        }
+        let mut link = Link::on(io, endpoint, address, options);
+        link.log_out().await?;
+        Ok(link.into_parts().0)
     }
 }

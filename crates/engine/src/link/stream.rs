@@ -3,7 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Link, LinkOptions};
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tls;
@@ -81,7 +79,7 @@ impl Io {
 
     /// Has the system notice that the other side is out of reach: a client may wait for an answer as long as
     /// it likes, so nothing else here would.
-    fn bound_silence(&self) -> io::Result<()> {
+    pub(super) fn bound_silence(&self) -> io::Result<()> {
         let stream = match &self.0 {
             Kind::Tcp(stream) => stream,
             Kind::Tls(stream) => stream.get_ref().0,
@@ -153,28 +151,6 @@ impl Io {
             }
         })?;
         Ok(Io(Kind::Tls(Box::new(stream))))
-    }
-}
-
-impl Io {
-    /// As [`Io::open`], with nobody logged in: servers can be told to take the certificate of `endpoint` for
-    /// a login (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is
-    /// for.
-    ///
-    /// # Errors
-    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be told to forget the
-    /// login.
-    pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
-        let io = Io::open(endpoint, address).await?;
-        if let Err(error) = io.bound_silence() {
-            tracing::debug!(%error, "a connection to a server has no limit for silence");
-        }
-        if endpoint.tls.as_ref().is_none_or(|tls| tls.cert_file.is_none()) {
-            return Ok(io);
-        }
-        let mut link = Link::on(io, endpoint, address, options);
-        link.log_out().await?;
-        Ok(link.into_parts().0)
     }
 }
 

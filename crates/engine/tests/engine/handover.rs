@@ -78,8 +78,8 @@ impl Field {
             // A busy node must not count as one that has failed.
             .node_timeout_ms(12_000)
             .arg("appendonly", "yes")
-            // The tests' own staging takes long on a busy machine. Of two pings nobody could say that they are
-            // no write.
+            // The tests' own staging takes long on a busy machine. Nobody could say of two pings that they
+            // are no write.
             .arg("repl-ping-replica-period", "3600")
             .arg("repl-timeout", "7200")
             // A disk that is busy would have it wait, and what waits for replicas is given up.

@@ -454,7 +454,7 @@ pub(crate) async fn expire_in_ms(link: &mut Link, keys: &[Bytes]) -> Result<Vec<
 
 /// What it means that it stays unclear when a key expires.
 pub fn unclear(link: &Link) -> Error {
-    let what = "the server takes a millisecond or more for each question about an expiry, so the expiry stays inexact";
+    let what = "the server takes a millisecond or more to say when a key expires, so that stays inexact";
     Error::unfit(link.endpoint().side, link.address().to_string(), "read a key", what)
 }
 

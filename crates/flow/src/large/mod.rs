@@ -242,7 +242,8 @@ impl Mover<'_> {
             KeyType::Hash => self.move_by(scanned(ScannedType::Hash), &kind, watched, source, target).await,
             KeyType::Stream => {
                 // Where only the time of a consumer's last request is known, one that polls an idle group
-                // looks like one that works. After a few tries, or the last, it gets the benefit of the doubt.
+                // looks like one that works. After a few tries, or at the last, it gets the benefit of the
+                // doubt.
                 let strict = attempt + 1 < t.tries_max.min(TRIES_MAX / 2 + 1);
                 let reader = StreamReader::new(key, staging, t, strict);
                 self.move_by(reader, &kind, watched, source, target).await

@@ -247,8 +247,8 @@ fn a_primary_that_hangs_is_left_once_it_was_replaced() {
     cluster.nodes()[0].resume().expect("resumed");
 }
 
-/// A cluster that does not notice for long that a primary has died, with a key of the last one, and one of the
-/// first.
+/// A cluster that does not notice for long that a primary has died, with a key of the last one, and one of
+/// the first.
 fn slow_to_notice() -> (Cluster, [String; 2]) {
     let cluster = Cluster::builder(Engine::Redis70).primaries(3).node_timeout_ms(120_000).start();
     let cluster = cluster.expect("a cluster");

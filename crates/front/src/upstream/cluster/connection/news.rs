@@ -1,12 +1,13 @@
 //! What a connection before a fleet hears of while nothing else happens on it.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::stalled::Stall;
+use crate::pipe::io::{OUT_BYTES_MAX, STALLED};
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::nodes::{Cluster, Role};
 
@@ -44,6 +45,44 @@ pub(super) struct SealNotice {
     pub(super) replies_left: usize,
 }
 
+/// A client that does nothing at all is waited for no longer than this.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// A client keeps a sealed slot from moving.
+#[derive(Debug)]
+pub(super) struct Stall {
+    /// Since then, though perhaps not all the time.
+    since: Instant,
+    /// When it has last done something about it.
+    pub(super) moved_at: Instant,
+}
+
+impl Stall {
+    pub(super) fn new(now: Instant) -> Stall {
+        Stall { since: now, moved_at: now }
+    }
+
+    /// Whether it has been waited for long enough: for one that does nothing, and for one that does little.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        now >= self.moved_at + IDLE || now >= self.since + STALLED
+    }
+}
+
+impl SealNotice {
+    /// What is on its way to and from the client, as it has left that: it has moved where it is to.
+    pub(super) fn see_client(&mut self, requests: usize, replies: usize) {
+        let has_moved = match self.replies_left >= OUT_BYTES_MAX {
+            true => replies < self.replies_left,
+            false => requests > self.requests_left,
+        };
+        if let Some(stall) = &mut self.stall
+            && has_moved
+        {
+            stall.moved_at = Instant::now();
+        }
+    }
+}
+
 /// The next time that a number changes.
 pub(super) fn next(mut news: watch::Receiver<u64>) -> NextNews {
     Box::pin(async move {
@@ -52,4 +91,52 @@ pub(super) fn next(mut news: watch::Receiver<u64>) -> NextNews {
         }
         news
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAUSE: Duration = Duration::from_millis(20);
+
+    fn notice(stall: Stall, requests_left: usize, replies_left: usize) -> SealNotice {
+        let told = Box::pin(std::future::pending());
+        SealNotice { told, again: None, stall: Some(stall), requests_left, replies_left }
+    }
+
+    /// When a client is given up that does something every so often, as far as its connection sees it.
+    fn lasts(pause: Duration) -> Duration {
+        let began = Instant::now();
+        let mut stall = Stall::new(began);
+        let mut now = began;
+        while !stall.is_over(now) {
+            now += PAUSE;
+            if (now - stall.moved_at) >= pause {
+                stall.moved_at = now;
+            }
+        }
+        now - began
+    }
+
+    #[test]
+    fn a_client_is_waited_for_as_long_as_it_does_something_and_not_for_ever() {
+        assert_eq!(lasts(Duration::from_secs(60)), IDLE);
+        assert_eq!(lasts(Duration::from_secs(1)), STALLED);
+    }
+
+    #[test]
+    fn requests_of_a_client_that_takes_nothing_in_do_not_count() {
+        let past = Instant::now();
+        std::thread::sleep(Duration::from_millis(2));
+        let moved = |mut notice: SealNotice, requests: usize, replies: usize| {
+            notice.see_client(requests, replies);
+            notice.stall.is_some_and(|stall| stall.moved_at > past)
+        };
+        let full = || notice(Stall::new(past), 0, OUT_BYTES_MAX);
+        assert!(!moved(full(), 100, OUT_BYTES_MAX), "it only sends");
+        assert!(moved(full(), 0, OUT_BYTES_MAX - 1), "it has taken something");
+        let half_sent = || notice(Stall::new(past), 0, 0);
+        assert!(!moved(half_sent(), 0, 0), "it sends nothing");
+        assert!(moved(half_sent(), 1, 0), "it has sent something");
+    }
 }
