@@ -684,14 +684,17 @@ impl Executor {
         if let Some((_, taken)) = self.taken.take().filter(|(taken, _)| taken == slots) {
             return Ok(taken.map(|()| Detail::Nothing)?);
         }
-        let is_stale = |at_ms| clock::now_ms().saturating_sub(at_ms) > guard_ms;
-        if self.sealed_at_ms.is_none_or(is_stale) {
-            // Should it be nothing but a pause, nobody need wait until that is looked into.
-            self.handover().await?.lift_fence().await?;
-            return Err(because(Why::TooLate, "too much time went by since the fence"));
+        let not_after_ms = self.sealed_at_ms.map_or(0, |at_ms| at_ms.saturating_add(guard_ms));
+        let is_too_late = || clock::now_ms() > not_after_ms;
+        if !is_too_late() {
+            let taken = self.handover().await?.take_over(slots, not_after_ms).await;
+            if taken.is_ok() || !is_too_late() || taken.as_ref().is_err_and(|e| e.server().is_none()) {
+                return Ok(taken.map(|()| Detail::Nothing)?);
+            }
         }
-        self.handover().await?.take_over(slots).await?;
-        Ok(Detail::Nothing)
+        // Should it be nothing but a pause, nobody need wait until that is looked into.
+        self.handover().await?.lift_fence().await?;
+        Err(because(Why::TooLate, "too much time went by since the fence"))
     }
 
     async fn observe(&mut self, slots: &SlotSet, after_ms: u64) -> Done {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant as StdInstant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,6 +16,7 @@ use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use crate::login::Token;
 use crate::remedy::Remedy;
+use crate::unanswered::Ended;
 
 mod account;
 mod stream;
@@ -46,6 +47,7 @@ impl Default for LinkOptions {
 pub const CLIENT_NAME: &str = "whimbrel";
 
 const CLIENT_ID: &str = "CLIENT ID";
+const INFO_SERVER: &str = "INFO server";
 
 /// Most space asked for before a read, however long a value the peer announces.
 const RESERVE_BYTES_MAX: usize = 4 << 20;
@@ -72,6 +74,8 @@ pub struct Link {
     keeps_login: bool,
     /// Commands that were sent, and replies that were read.
     account: Account,
+    /// As what its server knows it, until it is remembered as that.
+    identity: Option<Ended>,
     /// What was queued ends between `MULTI` and `EXEC`; and so did what was sent.
     in_transaction: bool,
     sent_in_transaction: bool,
@@ -160,6 +164,7 @@ impl Link {
             token: None,
             keeps_login: true,
             account: Account::default(),
+            identity: None,
             in_transaction: false,
             sent_in_transaction: false,
         }
@@ -535,6 +540,8 @@ impl Link {
             if self.endpoint.side == Side::Target {
                 self.push(&[b"CLIENT", b"ID"]);
                 sent.push(CLIENT_ID);
+                self.push(&[b"INFO", b"server"]);
+                sent.push(INFO_SERVER);
             }
         }
         if is_behind && self.options.db != 0 {
@@ -553,9 +560,7 @@ impl Link {
         self.flush().await?;
         for command in sent {
             let reply = self.reply().await?;
-            if let (CLIENT_ID, Value::Int(id)) = (command, &reply) {
-                self.account.is_kept_by(self.endpoint.unanswered.clone(), &self.address, *id);
-            }
+            self.note_identity(command, &reply);
             let Some(mut e) = ServerError::of(&reply) else { continue };
             if command == "AUTH" {
                 self.redact(&mut e);
@@ -584,7 +589,7 @@ impl Link {
                 }
                 // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a
                 // standalone server knows no READONLY.
-                ("CLIENT SETNAME" | CLIENT_ID | "READONLY", _) => {}
+                ("CLIENT SETNAME" | CLIENT_ID | INFO_SERVER | "READONLY", _) => {}
                 ("AUTH", _) => {
                     return Err(self.fail("log in", ErrorKind::Auth(e.text)));
                 }
@@ -598,33 +603,50 @@ impl Link {
         Ok(())
     }
 
-    /// Has the server close connections of before that ended while commands on them had no answer.
-    pub(super) async fn end_unanswered(&mut self) -> Result<()> {
-        let Some((unanswered, own)) = self.account.ended.clone() else { return Ok(()) };
-        for ended in unanswered.at(&own.address) {
-            if ended.id < own.id && self.has_run_since(ended.opened).await? {
-                let reply = self.ask(&[b"CLIENT", b"KILL", b"ID", ended.id.to_string().as_bytes()]).await?;
-                // One that is not there any more is as good.
-                if ServerError::of(&reply).is_some_and(|e| e.code == Code::NoPermission) {
-                    tracing::warn!(
-                        address = own.address,
-                        "no right to close a connection with unanswered commands (client|kill): they may be \
-                         carried out late"
-                    );
-                }
-            }
-            unanswered.remove(&ended);
+    /// Has the server close connections of before that ended while commands on them had no answer. From then
+    /// on the same is done for this one.
+    async fn end_unanswered(&mut self) -> Result<()> {
+        let Some(own) = self.identity.take() else { return Ok(()) };
+        let unanswered = self.endpoint.unanswered.clone();
+        let ended = unanswered.of(&own.run_id);
+        for ended in &ended {
+            self.push(&[b"CLIENT", b"KILL", b"ID", ended.id.to_string().as_bytes()]);
         }
+        self.flush().await?;
+        // One that is not there any more is as good.
+        for reply in self.replies(ended.len()).await? {
+            if ServerError::of(&reply).is_some_and(|e| e.code == Code::NoPermission) {
+                tracing::warn!(
+                    address = %self.address,
+                    "no right to close a connection with unanswered commands (client|kill): they may be \
+                     carried out late"
+                );
+            }
+        }
+        unanswered.remove(&ended);
+        self.account.is_kept_by(unanswered, own);
         Ok(())
     }
 
-    /// Whether the server has not been started again since then: another process counts connections anew.
-    async fn has_run_since(&mut self, then: StdInstant) -> Result<bool> {
-        let reply = self.ask(&[b"INFO", b"server"]).await?;
-        let info = String::from_utf8_lossy(reply.as_bytes().map_or(&[], |text| text));
-        let up_s = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")?.parse::<u64>().ok());
-        // Servers count whole seconds.
-        Ok(up_s.is_some_and(|up_s| up_s + 1 >= then.elapsed().as_secs()))
+    /// Notes by what its server knows it, from the answers to the greeting.
+    fn note_identity(&mut self, command: &str, reply: &Value) {
+        match (command, reply, reply.as_bytes()) {
+            (CLIENT_ID, Value::Int(id), _) => {
+                self.identity = Some(Ended { run_id: String::new(), id: *id });
+            }
+            (INFO_SERVER, _, Some(text)) => {
+                let text = String::from_utf8_lossy(text);
+                let run_id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
+                // Without one it cannot be told from another server at the same address.
+                self.identity = self
+                    .identity
+                    .take()
+                    .zip(run_id)
+                    .map(|(identity, run_id)| Ended { run_id: run_id.trim().to_owned(), ..identity });
+            }
+            (INFO_SERVER, ..) => self.identity = None,
+            _ => {}
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! [`link`](crate::link) to the server has it close those before anything is written.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -19,12 +18,10 @@ pub struct Unanswered(Arc<Mutex<Vec<Ended>>>);
 /// A connection, as its server knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// The server's address.
-    pub(crate) address: String,
+    /// The server's process: another one counts connections anew, also at the same address.
+    pub(crate) run_id: String,
     /// The connection's number there.
     pub(crate) id: i64,
-    /// When it was opened.
-    pub(crate) opened: Instant,
 }
 
 impl Unanswered {
@@ -36,11 +33,13 @@ impl Unanswered {
         all.push(ended);
     }
 
-    pub(crate) fn at(&self, address: &str) -> Vec<Ended> {
-        self.0.lock().iter().filter(|ended| ended.address == address).cloned().collect()
+    /// Those of this process of a server.
+    pub(crate) fn of(&self, run_id: &str) -> Vec<Ended> {
+        self.0.lock().iter().filter(|ended| ended.run_id == run_id).cloned().collect()
     }
 
-    pub(crate) fn remove(&self, ended: &Ended) {
-        self.0.lock().retain(|known| known != ended);
+    /// They are closed.
+    pub(crate) fn remove(&self, closed: &[Ended]) {
+        self.0.lock().retain(|known| !closed.contains(known));
     }
 }

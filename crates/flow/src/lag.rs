@@ -159,7 +159,7 @@ mod tests {
         assert_eq!((read("64MiB"), read("1.5g")), (Ok(MaxLag::Bytes(64 << 20)), Ok(MaxLag::Bytes(3 << 29))));
         assert_eq!((read("5s"), read("2500ms")), (Ok(MaxLag::Ms(5_000)), Ok(MaxLag::Ms(2_500))));
         for (wrong, why) in [
-            ("1s", "from 2s on"),
+            ("1s", "at least 2s"),
             ("0", "more than nothing"),
             ("fast", "64MiB or 5s"),
             ("", "or 5s"),

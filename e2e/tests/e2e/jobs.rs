@@ -657,7 +657,7 @@ fn what_cannot_be_steered_is_refused() {
         (&["set", name], "RATE"),
         (&["set", name, "between=5-6"], "01:00-05:00"),
         (&["set", name, "memory=none"], "more than nothing"),
-        (&["set", name, "max-lag=1s"], "from 2s on"),
+        (&["set", name, "max-lag=1s"], "at least 2s"),
         (&["pause", "nobody"], "there is no job nobody"),
     ] {
         let refused = place.jobs(words).expect_code(2);

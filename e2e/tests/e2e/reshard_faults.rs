@@ -155,7 +155,9 @@ fn whimbrel_is_killed_while_it_rolls_back(engine: Engine, cases: Cases) {
         let place = format!("{first}, then {second}");
         let writers = writers(&scene, &format!("twice{number}"));
         let (source, target) = owner(&scene, &place);
-        let command = scene.reshard(MOVING_TEXT, target, &["--method", "external"]);
+        // It has to get as far as that on a busy machine, too.
+        let options = ["--method", "external", "--max-pause", "5s"];
+        let command = scene.reshard(MOVING_TEXT, target, &options);
         let output = command.env("WHIMBREL_FAILPOINT", first).run();
         assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
         // Where the fence does not outlive the pause nothing has to be given back: then it just ends.

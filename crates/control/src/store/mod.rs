@@ -581,7 +581,7 @@ mod tests {
         };
         journal.publish(&status);
         let origin = Origin { begun_by: Some(status::user()), plan: None };
-        let status = Status { origin, ..status };
+        let status = Status { origin, pid: Some(std::process::id()), ..status };
         assert_eq!(store.list().expect("listed"), [Entry { status: status.clone(), running: true }]);
         // Of a process that dies the journal tells where it was.
         let later = Status { phase: "Draining".to_owned(), ..status };

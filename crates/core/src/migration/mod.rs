@@ -36,6 +36,7 @@
 mod abandon;
 mod effect;
 mod job;
+mod lost;
 mod phase;
 mod rounds;
 mod slots;

@@ -5,6 +5,7 @@ use super::effect::{
     Action, Detail, Effect, Event, Observation, Outcome, Primary, Reason, Reject, Seen, Why,
 };
 use super::job::{Batch, BatchState, Job};
+use super::lost::{goes_forward, lost_keys};
 use super::phase::{End, Phase, Preparation, Reached, Streaming, Then, Undo};
 use super::rounds::{self, Next};
 use super::verify::Verify;
@@ -605,9 +606,11 @@ fn decide(
     let slots = at_hand(job).slots.clone();
     let (at_source, at_target) = (share(source, &slots), share(target, &slots));
     let is_nobodys = at_source == Share::None && at_target == Share::None;
-    let is_behind_fence = !matches!(reached, Reached::Nothing | Reached::Staging | Reached::Taken);
-    if is_behind_fence && is_nobodys && !source_same && source.keys < target.keys {
-        return source_lost_keys(job, (reached, then, tries), (source.keys, target.keys), effects);
+    let keys = (source.keys, target.keys);
+    if is_nobodys
+        && let Some(message) = lost_keys(&reached, (source_same, target_same), target_promoted, keys)
+    {
+        return in_doubt(job, (reached, then, tries), message, effects);
     }
     (job.source, job.target) = (source.node.clone(), target.node.clone());
     job.source_process = Some(source.process.clone());
@@ -689,9 +692,7 @@ fn decide(
             close(job, End::Failed(Reason::new(Why::OwnerChanged, message)), effects);
         }
         _ if at_source == Share::All => undo(job, then, effects),
-        Reached::Sent | Reached::MaybeTaken
-            if at_source == Share::None && (target_promoted || reached == Reached::MaybeTaken) =>
-        {
+        _ if goes_forward(&reached, target_promoted) && at_source == Share::None => {
             take_over(job, Reached::MaybeTaken, effects);
         }
         Reached::Held | Reached::Sent if at_source == Share::None => {
@@ -708,23 +709,17 @@ fn decide(
     }
 }
 
-/// A source that came back without keys must not cost the target its copies, which may be the last: a server
-/// without persistence starts empty, and Redis 8.4 and later delete keys of slots that they do not own. It is
-/// looked again for a while, as keys that have expired still count on one side; the source's new process is
-/// not known until then.
-fn source_lost_keys(
+/// It is looked again for a while, as keys that have expired still count on one side; a new process is not
+/// known until then.
+fn in_doubt(
     job: &mut Job,
     (reached, then, tries): (Reached, Then, u32),
-    (at_source, at_target): (u64, u64),
+    message: String,
     effects: &mut Vec<Effect>,
 ) {
     if tries < job.rules.observations_max / 12 {
         return try_observing(job, reached, then, tries + 1, effects);
     }
-    let message = format!(
-        "the source restarted behind the fence with {at_source} keys where the target has {at_target}; \
-         nothing was deleted, and nobody owns the slots"
-    );
     close(job, End::Failed(Reason::new(Why::DataInDoubt, message)), effects);
 }
 

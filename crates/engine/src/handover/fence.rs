@@ -129,7 +129,7 @@ impl Handover {
 
     /// The take-over as the second half of something: a refusal does not mean that nothing was changed.
     pub(super) async fn take_over_after_fence(&mut self, slots: &SlotSet) -> Result<()> {
-        self.take_over(slots).await.map_err(|e| match e.server() {
+        self.take_over(slots, u64::MAX).await.map_err(|e| match e.server() {
             Some(_) => self.target.in_doubt("take over", e),
             None => e,
         })
@@ -327,13 +327,14 @@ impl Handover {
     }
 
     /// Makes the target the owner of `slots` and has it tell all others. Safe to repeat: slots that it owns
-    /// already are fine. Call it only when the source is fenced.
+    /// already are fine. Call it only when the source is fenced, and not after `not_after_ms`, by
+    /// [`clock::now_ms`]: later a replica of the source may have been promoted, and written to.
     ///
     /// # Errors
-    /// `Server` where nothing was changed, for example since something was written behind a fence that relies
-    /// on a pause. `Unfit` where the fence's time has run out, or the target is no primary: nothing was
-    /// changed either. After any other it is not known what is true.
-    pub async fn take_over(&mut self, slots: &SlotSet) -> Result<()> {
+    /// `Server` where nothing was changed, for example since it was too late, or something was written behind
+    /// a fence that relies on a pause. `Unfit` where the fence's time has run out, or the target is no
+    /// primary: nothing was changed either. After any other it is not known what is true.
+    pub async fn take_over(&mut self, slots: &SlotSet, not_after_ms: u64) -> Result<()> {
         // Owners are not made to give up what they have and take it again.
         let is_repeated = slots.difference(&self.taken).is_empty();
         // Not where an earlier process fenced: that has to come to its end.
@@ -341,6 +342,10 @@ impl Handover {
             // Not a second time: a source that has lost slots removes their keys, which moves its offset.
             if !is_repeated {
                 self.check_untouched(&fence).await?;
+            }
+            // After the answer, which a source that hangs gives late.
+            if clock::now_ms() > not_after_ms {
+                return Err(self.source.for_now("take over", "too much time went by since the fence"));
             }
             if clock::now_ms() + TAKE_OVER_RESERVE_MS > fence.until_ms {
                 return Err(self.source.unfit("take over", "the time of the write pause has run out"));

@@ -1,9 +1,7 @@
-//! How many commands of a link are not answered, and what becomes of them if it ends.
+//! How many commands of a link are not answered, and that it is remembered if it ends so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
-use crate::endpoint::Address;
 use crate::unanswered::{Ended, Unanswered};
 
 /// What a link has sent and what was answered.
@@ -12,14 +10,13 @@ pub(super) struct Account {
     pub(super) sent: u64,
     pub(super) answered: u64,
     /// As what it is remembered, and where.
-    pub(super) ended: Option<(Unanswered, Ended)>,
+    ended: Option<(Unanswered, Ended)>,
     is_noted: AtomicBool,
 }
 
 impl Account {
-    /// From now on it is remembered if it ends too early. Its server knows it as `id`.
-    pub(super) fn is_kept_by(&mut self, unanswered: Unanswered, address: &Address, id: i64) {
-        let ended = Ended { address: address.to_string(), id, opened: Instant::now() };
+    /// From now on it is remembered if it ends too early.
+    pub(super) fn is_kept_by(&mut self, unanswered: Unanswered, ended: Ended) {
         self.ended = Some((unanswered, ended));
     }
 

@@ -594,8 +594,8 @@ async fn what_was_dropped_half_way_is_found_out_and_repaired(engine: Engine) {
         assert_eq!(claims(&moving).await.1, half);
         let mut handover = open().await;
         handover.give_back(&moving).await.expect_err("not any more");
-        handover.take_over(&moving).await.expect("taken over");
-        handover.take_over(&moving).await.expect("taken over again");
+        handover.take_over(&moving, u64::MAX).await.expect("taken over");
+        handover.take_over(&moving, u64::MAX).await.expect("taken over again");
         drop(handover);
         let (_, taken, keys) = claims(&moving).await;
         assert_eq!((taken, keys), (moving.clone(), 201));

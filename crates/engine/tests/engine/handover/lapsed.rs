@@ -25,7 +25,7 @@ async fn a_takeover_is_refused_when_something_was_written_behind_the_fence() {
         field.link(0).await.call(&[b"CLIENT", b"UNPAUSE"]).await.expect("unpaused");
         assert!(set(&field, 0, written).await.as_error().is_none());
 
-        let refused = handover.take_over(&moving).await.expect_err("something was written");
+        let refused = handover.take_over(&moving, u64::MAX).await.expect_err("something was written");
         assert!(refused.server().is_some(), "nothing was changed for certain: {refused}");
         assert!(refused.to_string().contains("behind the fence"), "{refused}");
         let seen = handover.inspect(&moving).await.expect("seen");

@@ -59,7 +59,7 @@ async fn a_silent_claim_is_followed_by_one_that_all_nodes_hear() {
         if is_hindered {
             replica.suspend().expect("suspended");
         }
-        handover.take_over(&moving).await.expect("taken over");
+        handover.take_over(&moving, u64::MAX).await.expect("taken over");
         let view = field.view(1).await;
         assert!(moving.difference(&view.me().slots).is_empty(), "it claims all of them");
         assert!(setslots().await >= before + 2, "nobody was told");

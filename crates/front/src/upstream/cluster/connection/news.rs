@@ -40,6 +40,8 @@ pub(super) struct SealNotice {
     pub(super) again: Option<Pin<Box<Sleep>>>,
     /// The client keeps such a slot from moving.
     pub(super) stall: Option<Stall>,
+    /// How many requests have been answered meanwhile.
+    pub(super) answered: u64,
     /// Bytes of the client, and for it, at the end of the last poll.
     pub(super) requests_left: usize,
     pub(super) replies_left: usize,
@@ -55,11 +57,13 @@ pub(super) struct Stall {
     since: Instant,
     /// When it has last done something about it.
     pub(super) moved_at: Instant,
+    /// It keeps that slot no longer once so many requests have been answered: then it may keep another one.
+    pub(super) until_answered: u64,
 }
 
 impl Stall {
-    pub(super) fn new(now: Instant) -> Stall {
-        Stall { since: now, moved_at: now }
+    pub(super) fn new(now: Instant, until_answered: u64) -> Stall {
+        Stall { since: now, moved_at: now, until_answered }
     }
 
     /// Whether it has been waited for long enough: for one that does nothing, and for one that does little.
@@ -101,13 +105,13 @@ mod tests {
 
     fn notice(stall: Stall, requests_left: usize, replies_left: usize) -> SealNotice {
         let told = Box::pin(std::future::pending());
-        SealNotice { told, again: None, stall: Some(stall), requests_left, replies_left }
+        SealNotice { told, again: None, stall: Some(stall), answered: 0, requests_left, replies_left }
     }
 
     /// When a client is given up that does something every so often, as far as its connection sees it.
     fn lasts(pause: Duration) -> Duration {
         let began = Instant::now();
-        let mut stall = Stall::new(began);
+        let mut stall = Stall::new(began, 1);
         let mut now = began;
         while !stall.is_over(now) {
             now += PAUSE;
@@ -132,10 +136,10 @@ mod tests {
             notice.see_client(requests, replies);
             notice.stall.is_some_and(|stall| stall.moved_at > past)
         };
-        let full = || notice(Stall::new(past), 0, OUT_BYTES_MAX);
+        let full = || notice(Stall::new(past, 1), 0, OUT_BYTES_MAX);
         assert!(!moved(full(), 100, OUT_BYTES_MAX), "it only sends");
         assert!(moved(full(), 0, OUT_BYTES_MAX - 1), "it has taken something");
-        let half_sent = || notice(Stall::new(past), 0, 0);
+        let half_sent = || notice(Stall::new(past, 1), 0, 0);
         assert!(!moved(half_sent(), 0, 0), "it sends nothing");
         assert!(moved(half_sent(), 1, 0), "it has sent something");
     }

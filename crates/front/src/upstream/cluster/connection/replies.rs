@@ -46,7 +46,7 @@ impl<A: Admission> Conn<A> {
             let Some(head) = self.due.front() else { return Ok(self.listen(cx)? || moved) };
             let at = head.at;
             if at == At::Here {
-                if let Some(What::Own(reply)) = self.due.pop_front().map(|due| due.what) {
+                if let Some(What::Own(reply)) = self.pop_due().map(|due| due.what) {
                     self.to_client.add_whole(&reply);
                 }
                 moved = true;
@@ -193,7 +193,7 @@ impl<A: Admission> Conn<A> {
             self.collected.clear();
             return;
         }
-        let Some(due) = self.due.pop_front() else { return };
+        let Some(due) = self.pop_due() else { return };
         self.kept_bytes -= due.request.as_ref().map_or(0, Bytes::len);
         if let Some(node) = self.node_at(due.at) {
             node.due = node.due.saturating_sub(1);

@@ -25,7 +25,8 @@ impl<A: Admission> Conn<A> {
         let told = next(gate.seals());
         // What has happened before is looked at once.
         let again = Some(Box::pin(sleep(PAUSE)));
-        self.seal_notice = Some(SealNotice { told, again, stall: None, requests_left: 0, replies_left: 0 });
+        self.seal_notice =
+            Some(SealNotice { told, again, stall: None, answered: 0, requests_left: 0, replies_left: 0 });
         true
     }
 
@@ -50,9 +51,16 @@ impl<A: Admission> Conn<A> {
         let waits = |due: &Due| matches!(due.wait, Some(Wait::Unpinned(_)));
         let is_held_up = is_full || waits_for_rest || self.due.iter().take(last).any(waits);
         let Some(seal_notice) = &mut self.seal_notice else { return Ok(()) };
-        let now = Instant::now();
+        let (now, answered) = (Instant::now(), seal_notice.answered);
         match &mut seal_notice.stall {
-            None => seal_notice.stall = is_held_up.then(|| Stall::new(now)),
+            Some(stall) if answered < stall.until_answered => {}
+            stall => *stall = None,
+        }
+        match &mut seal_notice.stall {
+            None => {
+                let until_answered = answered + last as u64 + 1;
+                seal_notice.stall = is_held_up.then(|| Stall::new(now, until_answered));
+            }
             Some(stall) if !is_held_up => stall.moved_at = now,
             Some(stall) if stall.is_over(now) => {
                 tracing::warn!(

@@ -122,6 +122,15 @@ impl<A: Admission> Conn<A> {
         self.settling = true;
     }
 
+    /// Takes out the request that is answered next.
+    pub(super) fn pop_due(&mut self) -> Option<Due> {
+        let due = self.due.pop_front()?;
+        if let Some(seal_notice) = &mut self.seal_notice {
+            seal_notice.answered += 1;
+        }
+        Some(due)
+    }
+
     /// The reply to a transaction that is not carried out since something that was watched has changed.
     pub(super) fn aborted(&self) -> &'static [u8] {
         match self.identity.protocol() {

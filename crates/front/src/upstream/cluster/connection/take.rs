@@ -351,7 +351,9 @@ impl<A: Admission> Conn<A> {
             match self.admit(cx, slot) {
                 Admitted::Open(_guard) => may_pass = self.hold_alone(),
                 Admitted::Waits => return Ok(Step::Waits),
-                Admitted::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
+                // What it is told here comes as another kind of error, which no client follows: it finds out
+                // who serves the slot when it connects again.
+                Admitted::Answer(_) => return Err(Ended),
             }
         }
         let is_its_own = match &destination {
