@@ -123,7 +123,7 @@ fn a_target_that_failed_over_after_a_takeover_may_have_owned_the_slots_so_there_
         run.unknown();
         for _ in 0..3 {
             let observation =
-                Observation { target: run.seen('c', "t2", &SlotSet::new(), 0), ..run.owned_by_nobody() };
+                Observation { target: run.seen('c', "t2", &SlotSet::new(), 100), ..run.owned_by_nobody() };
             run.saw(observation);
             assert_eq!(run.asked(), "take-over", "{name}");
             assert_eq!(run.effect.as_ref().unwrap().target, node('c'));
@@ -144,12 +144,30 @@ fn a_target_that_failed_over_while_a_fence_took_over_may_have_owned_the_slots() 
         go_wrong(&mut run);
         for _ in 0..3 {
             let observation =
-                Observation { target: run.seen('c', "t2", &SlotSet::new(), 0), ..run.owned_by_nobody() };
+                Observation { target: run.seen('c', "t2", &SlotSet::new(), 100), ..run.owned_by_nobody() };
             run.saw(observation);
             assert_eq!(run.asked(), "take-over", "{name}");
             assert_eq!(run.effect.as_ref().unwrap().target, node('c'));
             run.refused(Why::Transient);
         }
+    }
+}
+
+/// A replica that had not got all keys, and was promoted while a takeover was on its way, does not cost the
+/// source its copies.
+#[test]
+fn a_successor_that_lacks_keys_is_handed_nothing() {
+    let begin = [("fence", true), ("take-over", false)];
+    for (name, with_one_fence) in begin {
+        let mut run = if with_one_fence { Run::until_with_one_fence(name) } else { Run::until(name) };
+        run.unknown();
+        while run.asked() == "observe" {
+            let observation =
+                Observation { target: run.seen('c', "t2", &SlotSet::new(), 99), ..run.owned_by_nobody() };
+            run.saw(observation);
+        }
+        assert_eq!(run.rest(), ["detach"], "{name}");
+        assert_eq!(run.failure(), Why::DataInDoubt, "{name}");
     }
 }
 
