@@ -7,7 +7,7 @@ use whimbrel_wire::value::Value;
 
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::link::Link;
 use crate::remedy::Remedy;
 
@@ -145,12 +145,7 @@ impl WriterFence {
             let mut link = deployment.open(&deployment.server(), 0).await?;
             link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
         }
-        let mut failure = None;
-        for address in self.nodes_with_users(deployment) {
-            // A node that is gone does not let clients of the others write.
-            failure = failure.or(self.rule(deployment, &address, |_| vec!["-@write"]).await.err());
-        }
-        failure.map_or(Ok(()), Err)?;
+        self.keep_out(deployment).await?;
         if self.kind == WriterFenceKind::Acl {
             for address in deployment.topology().nodes() {
                 let mut link = deployment.open(address, 0).await?;
@@ -165,14 +160,51 @@ impl WriterFence {
     /// clients that have come meanwhile and wait. A pause is not begun again: it would keep out whimbrel as
     /// well, which writes behind a fence that is to be taken down once.
     ///
+    /// Returns, for people, what it does not keep out: users that were made and nodes that were replaced
+    /// since the plan. That may be long ago, and it is up all the same; to try again changes nothing about
+    /// them.
+    ///
     /// # Errors
-    /// As [`WriterFence::raise`] and [`WriterFence::end_waiting`].
-    pub async fn restore(&self, deployment: &Deployment) -> Result<()> {
+    /// As [`Deployment::open`] and [`Link::call`]: it may be up in part then.
+    pub async fn restore(&self, deployment: &Deployment) -> Result<Vec<String>> {
         if self.kind != WriterFenceKind::Acl {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        self.raise(deployment).await?;
-        self.end_waiting(deployment).await.map(drop)
+        let kept_out = self.keep_out(deployment).await;
+        // In any case: where it is up, those who wait could still take something.
+        let ended = self.end_waiting(deployment).await;
+        kept_out?;
+        ended?;
+        self.gaps(deployment).await
+    }
+
+    /// Takes the right to write from its users, on each node that lets it be done.
+    async fn keep_out(&self, deployment: &Deployment) -> Result<()> {
+        let mut failure = None;
+        for address in self.nodes_with_users(deployment) {
+            // A node that is gone does not let clients of the others write.
+            failure = failure.or(self.rule(deployment, &address, |_| vec!["-@write"]).await.err());
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// The users and the nodes that it does not know, or does not reach any more.
+    async fn gaps(&self, deployment: &Deployment) -> Result<Vec<String>> {
+        let mut gaps = Vec::new();
+        for address in deployment.topology().nodes() {
+            let mut link = deployment.open(address, 0).await?;
+            match self.newcomers(&mut link, address).await {
+                Ok(users) => {
+                    gaps.extend(users.iter().map(|user| format!("ACL user {} at {address}", user.name)));
+                }
+                // It tells of a user that cannot be fenced off: of one with selectors, for example.
+                Err(e) if matches!(e.kind, ErrorKind::Unfit(_)) => gaps.push(e.problem()),
+                Err(e) => return Err(e),
+            }
+        }
+        let absent = self.absent(deployment);
+        gaps.extend(absent.into_iter().map(|at| format!("node {at}, which is not there any more")));
+        Ok(gaps)
     }
 
     /// Ends the clients that could still take or leave something behind it: those that wait in a command, are
@@ -190,25 +222,40 @@ impl WriterFence {
         }
     }
 
+    /// The nodes of the plan that nobody names just now.
+    fn absent(&self, deployment: &Deployment) -> BTreeSet<String> {
+        let present: BTreeSet<String> = deployment.topology().nodes().map(ToString::to_string).collect();
+        self.nodes().filter(|at| !present.contains(*at)).map(str::to_owned).collect()
+    }
+
     /// A node that nobody names just now may be a primary soon, on which users may write.
     fn refuse_absent(&self, deployment: &Deployment) -> Result<()> {
-        let present: BTreeSet<String> = deployment.topology().nodes().map(ToString::to_string).collect();
-        let Some(absent) = self.nodes().find(|at| !present.contains(*at)) else { return Ok(()) };
+        let Some(absent) = self.absent(deployment).pop_first() else { return Ok(()) };
         let what = "the node was there when the fence was planned, and is not now";
-        Err(Error::unfit(deployment.side(), absent.to_owned(), "fence the writers off", what)
+        Err(Error::unfit(deployment.side(), absent, "fence the writers off", what)
             .with_remedy("try the cutover again"))
     }
 
     /// Users that were made since the plan are not kept out, and what undoes the fence would not know them.
     async fn refuse_newcomers(&self, link: &mut Link, address: &Address) -> Result<()> {
-        let at = address.to_string();
-        let known = self.users.iter().filter(|user| user.at == at).map(|user| user.name.clone()).collect();
-        if let Some(user) = writers(link, address, &known).await?.first() {
+        if let Some(user) = self.newcomers(link, address).await?.first() {
             let what = format!("ACL user {} was made, or got rights, since the fence was planned", user.name);
-            return Err(Error::unfit(link.endpoint().side, at, "fence the writers off", what)
-                .with_remedy("try the cutover again"));
+            return Err(Error::unfit(
+                link.endpoint().side,
+                address.to_string(),
+                "fence the writers off",
+                what,
+            )
+            .with_remedy("try the cutover again"));
         }
         Ok(())
+    }
+
+    /// The users of a node that may write, and that the plan does not know.
+    async fn newcomers(&self, link: &mut Link, address: &Address) -> Result<Vec<FencedUser>> {
+        let at = address.to_string();
+        let known = self.users.iter().filter(|user| user.at == at).map(|user| user.name.clone()).collect();
+        writers(link, address, &known).await
     }
 
     /// Takes it down, on each node that lets it be done. A pause ends as well, whichever client began it.

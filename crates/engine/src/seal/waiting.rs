@@ -6,6 +6,7 @@
 //! again, and find the fence.
 
 use crate::deployment::Deployment;
+use crate::endpoint::Address;
 use crate::error::Result;
 use crate::link::Link;
 
@@ -30,18 +31,28 @@ const WAITING_COMMANDS: [&str; 12] = [
 const BATCH: usize = 256;
 
 /// Ends them on all primaries; returns how many. To be called while new ones are kept out. Those of replicas
-/// only read.
+/// only read. One that fails does not keep those of the others from being ended; the first failure is
+/// returned.
 pub(super) async fn end(deployment: &Deployment) -> Result<u64> {
-    let mut ended = 0;
+    let (mut ended, mut failure) = (0, None);
     for address in deployment.topology().shards.iter().map(|shard| &shard.primary) {
-        let mut link = deployment.open(address, 0).await?;
-        let clients = link.call(&[b"CLIENT", b"LIST"]).await?;
-        // Names of clients may be any bytes.
-        let Some(text) = clients.as_bytes() else { return Err(link.unexpected("CLIENT LIST", &clients)) };
-        let ids = waiting(&String::from_utf8_lossy(text));
-        for batch in ids.chunks(BATCH) {
-            ended += end_these(&mut link, batch).await?;
+        match end_at(deployment, address).await {
+            Ok(number) => ended += number,
+            Err(e) => failure = failure.or(Some(e)),
         }
+    }
+    failure.map_or(Ok(ended), Err)
+}
+
+async fn end_at(deployment: &Deployment, address: &Address) -> Result<u64> {
+    let mut link = deployment.open(address, 0).await?;
+    let clients = link.call(&[b"CLIENT", b"LIST"]).await?;
+    // Names of clients may be any bytes.
+    let Some(text) = clients.as_bytes() else { return Err(link.unexpected("CLIENT LIST", &clients)) };
+    let ids = waiting(&String::from_utf8_lossy(text));
+    let mut ended = 0;
+    for batch in ids.chunks(BATCH) {
+        ended += end_these(&mut link, batch).await?;
     }
     Ok(ended)
 }

@@ -178,7 +178,7 @@ impl Syncer {
     fn forget_fence(&mut self, kind: WriterFenceKind, outcome: Result<(), NotSwitched>) -> Result<()> {
         let (outcome, stays) = match outcome {
             Ok(()) => (Ok(()), false),
-            Err(NotSwitched { error, stays }) => (Err(error), stays),
+            Err(NotSwitched { error, stays, .. }) => (Err(error), stays),
         };
         if stays {
             self.notice(
@@ -230,8 +230,11 @@ impl Syncer {
         // Writers are fenced off, or everything is as before.
         let are_let_go = is_fence && switched.is_ok() || let_go(&mut seal).await;
         let (positions, ended) = switched.map_err(|e| {
-            // The pause may be the long one, which nobody else ends.
-            NotSwitched { stays: e.stays || is_fence && !are_let_go, ..e }
+            // Nobody else ends the long pause. The short one is over soon, and what pauses there are then are
+            // not ours to end.
+            let is_held = e.is_held_long && !are_let_go;
+            self.pause_ends_ms = seal.until_ms().filter(|_| is_held);
+            NotSwitched { stays: e.stays || is_held, ..e }
         })?;
         report.ended = ended;
         if options.reverse {
@@ -327,7 +330,7 @@ impl Syncer {
             tracing::warn!(%error, "a part of the fence stays");
             stays = true;
         }
-        Err(NotSwitched { error, stays })
+        Err(NotSwitched { error, stays, is_held_long: begun.long_hold })
     }
 
     /// What happens under the pause; returns how many keys were transferred and compared.
@@ -409,11 +412,13 @@ pub(super) struct NotSwitched {
     error: Error,
     /// A part of the fence may stand: it could not be taken down again.
     stays: bool,
+    /// The pause that was to be the fence was begun.
+    is_held_long: bool,
 }
 
 impl From<Error> for NotSwitched {
     fn from(error: Error) -> NotSwitched {
-        NotSwitched { error, stays: false }
+        NotSwitched { error, stays: false, is_held_long: false }
     }
 }
 
@@ -422,6 +427,8 @@ impl From<Error> for NotSwitched {
 struct Begun {
     /// To fence the writers of the source off.
     fence: bool,
+    /// To pause them for as long as they are to be fenced off.
+    long_hold: bool,
     /// To let those of the target in.
     lift: bool,
 }
@@ -456,6 +463,7 @@ async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal, begun:
         // With the latter two nobody is held, and nothing is raised.
         WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => return Ok(0),
         WriterFenceKind::Pause { limit_ms } => {
+            begun.long_hold = true;
             seal.hold(limit_ms).await?;
         }
         WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica => {

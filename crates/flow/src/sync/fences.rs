@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
+use whimbrel_engine::clock;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::WriterFence;
@@ -21,11 +22,15 @@ const LIFT_PERIOD: Duration = Duration::from_secs(1);
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Takes down what is left of a fence that could not be put up as a whole, as soon as the servers let it be
-/// done. Does not end where nothing is left.
-pub(super) async fn take_down(left: Option<WriterFence>, source: Arc<Deployment>) {
+/// done. Does not end where nothing is left. A pause ends by itself at `ends_ms`, by [`clock::now_ms`]: one
+/// that is found later is somebody else's.
+pub(super) async fn take_down(left: Option<WriterFence>, ends_ms: Option<u64>, source: Arc<Deployment>) {
     let Some(fence) = left else { return std::future::pending().await };
     loop {
         tokio::time::sleep(LIFT_PERIOD).await;
+        if ends_ms.is_some_and(|ends_ms| clock::now_ms() >= ends_ms) {
+            return;
+        }
         match fence.lift(&source).await {
             Ok(()) => return,
             Err(error) => tracing::warn!(%error, "a part of a fence stays"),
@@ -34,13 +39,13 @@ pub(super) async fn take_down(left: Option<WriterFence>, source: Arc<Deployment>
 }
 
 /// Puts up again what keeps writers away from the target, as soon as the servers let it be done. Does not end
-/// where it is up.
-pub(super) async fn put_up_again(taken_down: Option<WriterFence>, target: Arc<Deployment>) {
+/// where it is up. Returns what it does not keep out, as [`WriterFence::restore`].
+pub(super) async fn put_up_again(taken_down: Option<WriterFence>, target: Arc<Deployment>) -> Vec<String> {
     let Some(fence) = taken_down else { return std::future::pending().await };
     loop {
         tokio::time::sleep(LIFT_PERIOD).await;
         match fence.restore(&target).await {
-            Ok(()) => return,
+            Ok(gaps) => return gaps,
             Err(error) => tracing::warn!(%error, "writers are not kept away from the target"),
         }
     }
@@ -53,11 +58,9 @@ impl Syncer {
     pub(super) async fn close_target(&mut self) {
         let Some(fence) = &self.state.lift else { return };
         self.state.lifted = true;
-        let why = match timeout(CLOSED_WITHIN, fence.restore(&self.shared.target)).await {
-            Ok(Ok(())) => {
-                self.state.lifted = false;
-                return;
-            }
+        let restored = timeout(CLOSED_WITHIN, fence.restore(&self.shared.target)).await;
+        let why = match restored {
+            Ok(Ok(gaps)) => return self.target_is_closed(&gaps),
             Ok(Err(error)) => error.problem(),
             Err(_) => format!("the servers did not answer within {} s", CLOSED_WITHIN.as_secs()),
         };
@@ -65,6 +68,19 @@ impl Syncer {
             "a cutover back did not come about, and writers may still be let in at the target ({why}): what \
                 they write there is overwritten. It is tried again each second to keep them out"
         ));
+    }
+
+    /// The fence of the target is up again. Whom it does not know the user is told once: to try again would
+    /// change nothing about them.
+    pub(super) fn target_is_closed(&mut self, gaps: &[String]) {
+        self.state.lifted = false;
+        if !gaps.is_empty() {
+            self.notice(&format!(
+                "writers are kept away from the target, but for what came after its fence was planned. Not \
+                    fenced off: {}. What is written there is overwritten: see that nobody writes",
+                gaps.join("; ")
+            ));
+        }
     }
 }
 

@@ -152,6 +152,7 @@ pub async fn sync(
         caught_up: false,
         unmapped: false,
         rehearsed: None,
+        pause_ends_ms: None,
     };
     if !resumed {
         sync.state.sweep = sync.options.sweep_first;
@@ -461,7 +462,8 @@ impl Syncer {
         let mut tick = interval(JOURNAL_PERIOD);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut next, mut failure, mut asking) = (None, None, true);
-        let taken_down = take_down(self.state.cut_over.clone(), self.shared.source.clone());
+        let taken_down =
+            take_down(self.state.cut_over.clone(), self.pause_ends_ms, self.shared.source.clone());
         tokio::pin!(taken_down);
         let lifted = self.state.lift.clone().filter(|_| self.state.lifted);
         let put_up_again = put_up_again(lifted, self.shared.target.clone());
@@ -481,9 +483,11 @@ impl Syncer {
                     self.notice("what was left of a fence is taken down: writers are let in everywhere");
                     continue;
                 }
-                () = &mut put_up_again, if self.state.lifted => {
-                    self.state.lifted = false;
-                    self.notice("writers are kept away from the target again");
+                gaps = &mut put_up_again, if self.state.lifted => {
+                    if gaps.is_empty() {
+                        self.notice("writers are kept away from the target again");
+                    }
+                    self.target_is_closed(&gaps);
                     continue;
                 }
                 () = stop.cancelled(), if next.is_none() => next = Some(Next::Stop),

@@ -37,6 +37,9 @@ pub(super) struct Syncer {
     pub(super) unmapped: bool,
     /// When the comparison of a cutover was last rehearsed.
     pub(super) rehearsed: Option<Instant>,
+    /// When the long pause ends by itself of a cutover that was given up, and that could not end it: by the
+    /// clock that pauses are counted by.
+    pub(super) pause_ends_ms: Option<u64>,
 }
 
 impl Syncer {

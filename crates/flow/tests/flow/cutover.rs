@@ -32,6 +32,7 @@ whimbrel_lab::for_each_engine! {
     async
         nobody_is_let_in_on_the_target_before_the_source_is_fenced
         who_goes_on_keeps_writers_away_from_the_target_again
+        a_user_who_came_after_the_fence_was_planned_is_told_once
 }
 
 whimbrel_lab::for_each_engine! {
@@ -313,6 +314,27 @@ async fn who_goes_on_keeps_writers_away_from_the_target_again(engine: Engine) {
     wait_until("writers are kept away from the target", || !is_written(&pair.target)).await;
     wait_until("that is told", || is_told("kept away from the target again")).await;
     assert!(is_written(&pair.source), "{engine}: nobody may write anywhere");
+    job.stop.cancel();
+    job.ended().await;
+}
+
+/// The way back may be open for weeks, in which users are made. Those that the fence knows are kept away.
+async fn a_user_who_came_after_the_fence_was_planned_is_told_once(engine: Engine) {
+    let pair = Pair::start(engine);
+    pair.has_followed(json!({ "lift": fence_of(&pair.target), "lifted": true })).await;
+    pair.target.call(&["ACL", "SETUSER", "late", "on", ">secret", "~*", "+@all"]);
+    let options = SyncOptions { once: false, ..pair.options() };
+    let job = Job::resume(&pair, &pair.source.addr(), options).await;
+    job.follows().await;
+    assert!(!is_written(&pair.target), "{engine}: writers are let in on the target");
+    let notices = job.status.copy.notices();
+    let named = format!("ACL user late at {}", pair.target.addr());
+    assert!(notices.iter().any(|notice| notice.contains(&named)), "{engine}: {notices:?}");
+    assert!(!notices.iter().any(|notice| notice.contains("tried again")), "{engine}: {notices:?}");
+    // It would be taken away again, were the fence still put up each second.
+    pair.target.call(&["ACL", "SETUSER", "app", "+@write"]);
+    sleep(Duration::from_millis(2_500)).await;
+    assert!(is_written(&pair.target), "{engine}: the fence is put up without end");
     job.stop.cancel();
     job.ended().await;
 }
