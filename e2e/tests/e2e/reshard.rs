@@ -125,7 +125,8 @@ fn documented_permissions_are_enough(engine: Engine) {
     let before = scene.unwritten();
     let writers = scene.writers(MOVING);
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
-    let args = ["--user", "mover", "--method", "external"];
+    // What is tested is the permissions, on busy machines as well.
+    let args = ["--user", "mover", "--method", "external", "--max-pause", "5s"];
     let told =
         MoveReport::by(scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret").spawn());
     told.assert_done();

@@ -37,9 +37,9 @@ const REPLICAS_TIMEOUT_MS: u64 = 200;
 /// How often a key is tried again that was written to while it moved.
 const ATTEMPTS_MAX: usize = 50;
 
-/// The pause after keys of which none was found: they have expired, which the server notices only while
-/// writes are not paused.
-const IDLE_PAUSE: Duration = Duration::from_millis(10);
+/// How long it waits after keys of which none was found, at first and at most: they have expired, which the
+/// server notices in its own time, and only while writes are not paused.
+const IDLE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// Moves what is left of a slot that `source` gives away and `target` takes in. What the target has under the
 /// name of a key that the source has as well is older, and is replaced.
@@ -49,7 +49,9 @@ const IDLE_PAUSE: Duration = Duration::from_millis(10);
 pub async fn finish_slot(source: &mut Link, target: &mut Link, slot: Slot, absolute: bool) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut stuck: HashSet<Bytes> = HashSet::new();
+    let mut idle = IDLE.0;
     while let Some(keys) = next_batch(source, slot, &stuck).await? {
+        let before = (tally.moved, stuck.len());
         for portion in portions(source, &keys, false, PAUSED_BYTES).await? {
             let mut attempts = 0;
             let mut parts = vec![portion];
@@ -89,6 +91,12 @@ pub async fn finish_slot(source: &mut Link, target: &mut Link, slot: Slot, absol
         if stuck.len() > STUCK_MAX {
             return Err(give_up(slot));
         }
+        if (tally.moved, stuck.len()) == before {
+            tokio::time::sleep(idle).await;
+            idle = (idle * 2).min(IDLE.1);
+        } else {
+            idle = IDLE.0;
+        }
     }
     Ok(tally)
 }
@@ -126,7 +134,6 @@ async fn move_keys(source: &mut Link, target: &mut Link, keys: &[Bytes], absolut
     }
     if states.is_empty() {
         let_go(source, is_paused).await?;
-        tokio::time::sleep(IDLE_PAUSE).await;
         return Ok(Moved::All(0));
     }
     let (copies, refused) = write(target, &states).await?;

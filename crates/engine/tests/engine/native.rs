@@ -529,6 +529,11 @@ fn converse(mut stream: TcpStream, steps: &mut VecDeque<Step>) {
             stream.write_all(b"+OK\r\n").expect("sent");
             continue;
         }
+        // What a link asks of a target at its beginning; it goes without an answer.
+        if matches!(&*said, "CLIENT ID" | "INFO server") && steps.front().is_some_and(|step| step.0 != said) {
+            stream.write_all(b"-NOPERM not here\r\n").expect("sent");
+            continue;
+        }
         let Step(expected, answer) = steps.pop_front().expect("a step is left");
         assert_eq!(said, expected);
         let Some(answer) = answer else { return };
