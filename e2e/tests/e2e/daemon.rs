@@ -446,10 +446,12 @@ fn what_a_stop_interrupts_is_named(engine: Engine) {
 fn jobs_survive_the_daemon(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
+    // Each job has to get through on a busy machine, too.
+    let patient = [&EXTERNAL[..], &["--max-pause", "5s"]].concat();
     let writers = scene.writers(0..=99);
     for (number, place) in ["snapshot:after", "fence:after", "confirm:before"].into_iter().enumerate() {
         let to = (number + 1) % 2;
-        let invocation = invocation(&scene, "127.0.0.1:0", &EXTERNAL).env("WHIMBREL_FAILPOINT", place);
+        let invocation = invocation(&scene, "127.0.0.1:0", &patient).env("WHIMBREL_FAILPOINT", place);
         let mut daemon = Served::by(invocation);
         let words = format!("MIGRATESLOTS SLOTSRANGE 0 99 NODE {}", scene.cluster.node_id(to));
         assert_eq!(daemon.cluster(&words), "OK", "{place}");
@@ -458,7 +460,7 @@ fn jobs_survive_the_daemon(engine: Engine) {
         let unfinished = scene.unfinished();
         assert_eq!(unfinished.len(), 1, "{place}");
 
-        let daemon = serve(&scene, &EXTERNAL);
+        let daemon = serve(&scene, &patient);
         let told = lines(&daemon.running.stdout(), "resuming");
         assert_eq!(told[0]["jobs"], serde_json::json!(unfinished), "{place}");
         let deadline = Instant::now() + PATIENCE;
