@@ -687,9 +687,10 @@ impl Executor {
         let not_after_ms = self.sealed_at_ms.map_or(0, |at_ms| at_ms.saturating_add(guard_ms));
         let is_too_late = || clock::now_ms() > not_after_ms;
         if !is_too_late() {
-            let taken = self.handover().await?.take_over(slots, not_after_ms).await;
-            if taken.is_ok() || !is_too_late() || taken.as_ref().is_err_and(|e| e.server().is_none()) {
-                return Ok(taken.map(|()| Detail::Nothing)?);
+            match self.handover().await?.take_over(slots, not_after_ms).await {
+                // It got too late while the source was asked, and nothing was changed.
+                Err(e) if e.server().is_some() && is_too_late() => {}
+                taken => return Ok(taken.map(|()| Detail::Nothing)?),
             }
         }
         // Should it be nothing but a pause, nobody need wait until that is looked into.

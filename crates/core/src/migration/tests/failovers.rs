@@ -116,15 +116,18 @@ fn a_target_that_failed_over_before_any_takeover_was_sent_can_have_the_slots_giv
     assert_eq!(run.asked(), "give-back", "it has fewer keys than the source");
 }
 
+/// Nobody owns the slots, and the target's replica has taken its place with this many keys.
+fn seen_with_successor(run: &Run, keys: u64) -> Observation {
+    Observation { target: run.seen('c', "t2", &SlotSet::new(), keys), ..run.owned_by_nobody() }
+}
+
 #[test]
 fn a_target_that_failed_over_after_a_takeover_may_have_owned_the_slots_so_there_is_no_way_back() {
     for name in ["take-over", "release", "confirm"] {
         let mut run = Run::until(name);
         run.unknown();
         for _ in 0..3 {
-            let observation =
-                Observation { target: run.seen('c', "t2", &SlotSet::new(), 100), ..run.owned_by_nobody() };
-            run.saw(observation);
+            run.saw(seen_with_successor(&run, 100));
             assert_eq!(run.asked(), "take-over", "{name}");
             assert_eq!(run.effect.as_ref().unwrap().target, node('c'));
             run.unknown();
@@ -143,9 +146,7 @@ fn a_target_that_failed_over_while_a_fence_took_over_may_have_owned_the_slots() 
         let mut run = Run::until_with_one_fence(name);
         go_wrong(&mut run);
         for _ in 0..3 {
-            let observation =
-                Observation { target: run.seen('c', "t2", &SlotSet::new(), 100), ..run.owned_by_nobody() };
-            run.saw(observation);
+            run.saw(seen_with_successor(&run, 100));
             assert_eq!(run.asked(), "take-over", "{name}");
             assert_eq!(run.effect.as_ref().unwrap().target, node('c'));
             run.refused(Why::Transient);
@@ -162,9 +163,7 @@ fn a_successor_that_lacks_keys_is_handed_nothing() {
         let mut run = if with_one_fence { Run::until_with_one_fence(name) } else { Run::until(name) };
         run.unknown();
         while run.asked() == "observe" {
-            let observation =
-                Observation { target: run.seen('c', "t2", &SlotSet::new(), 99), ..run.owned_by_nobody() };
-            run.saw(observation);
+            run.saw(seen_with_successor(&run, 99));
         }
         assert_eq!(run.rest(), ["detach"], "{name}");
         assert_eq!(run.failure(), Why::DataInDoubt, "{name}");
