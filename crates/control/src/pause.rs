@@ -8,7 +8,7 @@
 //! so what the fence and all after it take is planned with a margin, and by what it took before. Where less
 //! than that is left of the pause, the fence is not begun: the writers go on, and it is tried again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use whimbrel_core::migration::Verify;
 use whimbrel_core::slot::SlotSet;
@@ -40,9 +40,10 @@ pub const USUAL_MS: u64 = 100;
 /// And with those, at most. Who needs more has to say so.
 const UNASKED_MAX_MS: u64 = 1_000;
 
-/// How often it is measured again where a pause seems too short: the machine may just have been busy.
-const REPEATS: u32 = 5;
-const REPEAT_AFTER: Duration = Duration::from_millis(50);
+/// For how long it is measured again, and how far apart, where a pause seems too short: the machines may just
+/// have been busy.
+const REPEAT_FOR: Duration = Duration::from_secs(3);
+const REPEAT_AFTER: Duration = Duration::from_millis(100);
 
 /// How much more than they take round trips are given.
 const ALLOWANCE: f64 = 1.25;
@@ -123,7 +124,7 @@ impl PauseNeed {
         self.with_sealing(more_ms)
     }
 
-    /// [`PauseNeed::measure`], some more times where that would not fit into `longest_ms`.
+    /// [`PauseNeed::measure`], again for [`REPEAT_FOR`] where that would not fit into `longest_ms`.
     ///
     /// # Errors
     /// Likewise.
@@ -135,11 +136,9 @@ impl PauseNeed {
         whole: bool,
         longest_ms: u64,
     ) -> Result<PauseNeed> {
+        let deadline = Instant::now() + REPEAT_FOR;
         let mut need = PauseNeed::measure(handover, slots, keys, verify, whole).await?;
-        for _ in 0..REPEATS {
-            if need.least_ms <= longest_ms {
-                break;
-            }
+        while need.least_ms > longest_ms && Instant::now() < deadline {
             tokio::time::sleep(REPEAT_AFTER).await;
             let again = PauseNeed::measure(handover, slots, keys, verify, whole).await?;
             if again.least_ms < need.least_ms {

@@ -21,8 +21,15 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(180);
 
 const POLL: Duration = Duration::from_millis(25);
 
+/// After how long without an answer a node counts as failing unless a test says otherwise, in milliseconds:
+/// what servers have by default. On a busy machine less takes nodes that only wait for a processor for dead.
+const NODE_TIMEOUT_MS: u32 = 15_000;
+
 /// Nodes that do not know each other after this time are introduced once more.
 const INTRODUCED_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+/// How much of each node's log a test shows that fails.
+const LOG_LINES: usize = 120;
 
 /// Keys that a slot move sends in one command.
 const MOVE_BATCH_KEYS: usize = 500;
@@ -39,6 +46,26 @@ pub struct Cluster {
     ids: Vec<String>,
     primaries: usize,
     replicas_each: usize,
+}
+
+/// A test that fails shows how it left the cluster.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        for node in self.nodes.iter().filter(|node| node.is_running()) {
+            let view = node.try_call(&["CLUSTER", "NODES"]).map(redis::from_redis_value::<String>);
+            eprintln!("as {} sees it: {}", node.addr(), view.map_or("?".into(), Result::unwrap_or_default));
+        }
+        for node in &self.nodes {
+            // Servers write a line for each slot that moves.
+            let log = node.log();
+            let lines: Vec<&str> = log.lines().filter(|line| !line.contains(" slot ")).collect();
+            let end = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+            eprintln!("log of {}:\n{end}", node.addr());
+        }
+    }
 }
 
 /// How to start a [`Cluster`].
@@ -72,7 +99,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// After how long without an answer a node counts as failing, in milliseconds; 2000 unless told.
+    /// After how long without an answer a node counts as failing, in milliseconds; [`NODE_TIMEOUT_MS`] unless told.
     #[must_use]
     pub fn node_timeout_ms(mut self, node_timeout_ms: u32) -> Self {
         self.node_timeout_ms = node_timeout_ms;
@@ -189,7 +216,7 @@ impl Cluster {
             Engine::Redis60 => Server::builder(engine).arg("cluster-migration-barrier", "1000"),
             _ => Server::builder(engine).arg("cluster-allow-replica-migration", "no"),
         };
-        ClusterBuilder { template, primaries: 3, replicas_each: 0, node_timeout_ms: 5_000 }
+        ClusterBuilder { template, primaries: 3, replicas_each: 0, node_timeout_ms: NODE_TIMEOUT_MS }
     }
 
     /// Every node by its index, whatever its role and whether it runs.

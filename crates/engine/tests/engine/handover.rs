@@ -76,7 +76,7 @@ impl Field {
             .primaries(3)
             .replicas(1)
             // A busy node must not count as one that has failed.
-            .node_timeout_ms(12_000)
+            .node_timeout_ms(30_000)
             .arg("appendonly", "yes")
             // The tests' own staging takes long on a busy machine. Nobody could say of two pings that they
             // are no write.
