@@ -20,13 +20,14 @@ use crate::probe::Info;
 /// How long the second of two broadcasts may wait for the acknowledgement of the first, and some more.
 const BROADCAST_GAP: Duration = Duration::from_millis(60);
 
-/// How long the source gets to learn by gossip before it is told: as long as it serves reads, and where
-/// clients see `CLUSTERDOWN`.
-const GOSSIP_PATIENCE: Duration = Duration::from_millis(100);
+/// How long the source gets to learn by gossip before it is told, where the pause need not end earlier: it
+/// serves reads meanwhile, and clients of a source that is told see `CLUSTERDOWN`, as they do where it has
+/// given the slots up.
+const GOSSIP_PATIENCE: Duration = Duration::from_secs(1);
 const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 
 /// How long at least, where the pause should end earlier: more than a broadcast may wait for the one before
-/// it, since clients of a source that is told may see `CLUSTERDOWN`.
+/// it.
 const GOSSIP_PATIENCE_MIN: Duration = Duration::from_millis(50);
 
 /// Round trips that the end of a pause takes from then on: the last look, giving the slots up, letting go.
@@ -515,6 +516,7 @@ impl Handover {
     /// [`Link::call`](crate::link::Link::call).
     pub async fn settle(&mut self, slots: &SlotSet, until: Option<Instant>) -> Result<()> {
         let begun = Instant::now();
+        let settle_for = Duration::from_millis(self.options.settle_ms);
         let mut told = false;
         loop {
             let asked = Instant::now();
@@ -529,7 +531,7 @@ impl Handover {
             if still.is_empty() && (unlearned.is_empty() || !me.is_primary()) {
                 return self.release().await;
             }
-            if begun.elapsed() > Duration::from_millis(self.options.settle_ms) {
+            if begun.elapsed() > settle_for {
                 return match still.is_empty() {
                     // It accepts no write to them, so nobody need wait any longer.
                     true => self.release().await,
@@ -545,7 +547,8 @@ impl Handover {
                 (false, Some(until)) => {
                     let left = until.saturating_duration_since(begun);
                     let left = left.saturating_sub(round_trip.saturating_mul(TELL_TRIPS));
-                    left.clamp(GOSSIP_PATIENCE_MIN, GOSSIP_PATIENCE)
+                    // A source that is told learns of it in what is left.
+                    left.max(GOSSIP_PATIENCE_MIN).min(settle_for / 2)
                 }
             };
             if !told && begun.elapsed() > patience {

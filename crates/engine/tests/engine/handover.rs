@@ -188,7 +188,7 @@ impl Field {
         assert!(handover.wait_replicas(10_000).await.expect("an answer"), "replicas lag");
         let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused).await.expect("a fence");
         assert!(fenced.held && taken.is_ok(), "{fenced:?} {taken:?}");
-        handover.settle(slots, None).await.expect("settled");
+        handover.settle(slots, Some(paused.until)).await.expect("settled");
         handover.confirm(slots, slots).await.expect("confirmed");
         handover.clean_up(slots, None).await.expect("cleaned up");
         fenced
