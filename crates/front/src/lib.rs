@@ -3,6 +3,7 @@
 //! From the top down; nothing uses what stands above it:
 //!
 //! - [`fleet`]: a front that is a member of a fleet;
+//! - [`counted`]: what is counted, for metrics;
 //! - [`control`]: begins to move keys, goes on with it after a crash, turns it round, tells how it stands;
 //! - [`server`]: listens, lets in, and counts;
 //! - `session`: one client, its connections to servers, and what is on its way between them;
