@@ -322,16 +322,12 @@ const KEY_STATE_COMMANDS: [&str; 8] =
 
 /// Where they may be named: where states are read and written, where servers are asked what they can do, and
 /// what compares keys and shares nothing with that.
-const KEY_STATE_PLACES: [&str; 11] = [
+const KEY_STATE_PLACES: [&str; 9] = [
     "crates/flow/src/keys/",
-    // Chunks, and values that are compared before one of them is left alone.
-    "crates/flow/src/large/",
     "crates/flow/src/verify/",
     // Reads a sample to measure how long that takes; writes nothing.
     "crates/flow/src/assess/",
     "crates/flow/src/slots/compare.rs",
-    // Moves slots as others do, to be compared with.
-    "crates/flow/src/legacy.rs",
     "crates/engine/",
     // Names all commands of clients.
     "crates/front/src/command/",

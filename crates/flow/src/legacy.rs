@@ -24,6 +24,7 @@ use whimbrel_engine::nodes::{ClusterView, Node};
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
+use crate::keys::dumps;
 use crate::retry::{Backoff, RetryPolicy};
 
 /// How a slot is moved.
@@ -394,20 +395,7 @@ impl Mover {
         let mut payloads = [Vec::new(), Vec::new()];
         for (end, payloads) in [&mut self.source, &mut self.target].into_iter().zip(&mut payloads) {
             let asking = end.endpoint.side == Side::Target;
-            let link = end.link().await?;
-            for key in keys {
-                if asking {
-                    link.push(&[b"ASKING"]);
-                }
-                link.push(&[b"DUMP", key]);
-            }
-            link.flush().await?;
-            for _ in keys {
-                if asking {
-                    link.reply().await?;
-                }
-                payloads.push(link.reply().await?);
-            }
+            *payloads = dumps(end.link().await?, keys, asking).await?;
         }
         let [source, target] = payloads;
         let is_there = |v: &Value| v.as_bytes().is_some();

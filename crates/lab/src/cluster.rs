@@ -99,7 +99,8 @@ impl ClusterBuilder {
         self
     }
 
-    /// After how long without an answer a node counts as failing, in milliseconds; [`NODE_TIMEOUT_MS`] unless told.
+    /// After how long without an answer a node counts as failing, in milliseconds; [`NODE_TIMEOUT_MS`] unless
+    /// told.
     #[must_use]
     pub fn node_timeout_ms(mut self, node_timeout_ms: u32) -> Self {
         self.node_timeout_ms = node_timeout_ms;

@@ -20,6 +20,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
 use crate::copy::{DbPair, shown};
+use crate::keys::dumps;
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
@@ -293,11 +294,7 @@ impl Reader {
             return Ok(());
         }
         let asked = Instant::now();
-        for key in keys {
-            self.link.push(&[b"DUMP", key]);
-        }
-        self.link.flush().await?;
-        for reply in self.link.replies(keys.len()).await? {
+        for reply in dumps(&mut self.link, keys, false).await? {
             if let Some(payload) = reply.as_bytes() {
                 sample.dumped.keys += 1;
                 sample.dumped.bytes += payload.len() as u64;

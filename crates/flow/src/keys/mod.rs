@@ -25,8 +25,8 @@ pub mod state;
 pub mod write;
 
 pub use fit::Fit;
-pub(crate) use read::expire_in_ms;
 pub use read::{Fetch, Found, Read, Way, exist, read_all, read_strings_together, read_together};
+pub(crate) use read::{dumps, expire_in_ms};
 pub use size::{memory_bytes, memory_bytes_of};
 pub use state::{Body, KeyState, shown};
 pub use write::{Write, WriteMode, Written, remove_together, unlink_all, write_all, write_strings_together};

@@ -438,6 +438,29 @@ pub async fn exist<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<bo
     replies.into_iter().map(|reply| Ok(link.check(reply, b"EXISTS")? == Value::Int(1))).collect()
 }
 
+/// What `DUMP` replies to each key, for a comparison or a measurement. With `asking` the server is importing
+/// their slots: each command follows an `ASKING`.
+///
+/// # Errors
+/// Whatever the link reports. What the server refuses is a reply.
+pub(crate) async fn dumps<K: AsRef<[u8]>>(link: &mut Link, keys: &[K], asking: bool) -> Result<Vec<Value>> {
+    for key in keys {
+        if asking {
+            link.push(&[b"ASKING"]);
+        }
+        link.push(&[Fetch::Payload.command(), key.as_ref()]);
+    }
+    link.flush().await?;
+    let mut replies = Vec::with_capacity(keys.len());
+    for _ in keys {
+        if asking {
+            link.reply().await?;
+        }
+        replies.push(link.reply().await?);
+    }
+    Ok(replies)
+}
+
 /// Says of each key in how many milliseconds it expires; `None` where it never does, or does not exist.
 ///
 /// # Errors

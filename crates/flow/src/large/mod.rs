@@ -59,7 +59,7 @@ use sequence::{ListReader, StringReader};
 use stream::StreamReader;
 use task::{Halt, checked};
 
-use crate::keys::memory_bytes;
+use crate::keys::{Fetch, dumps, memory_bytes};
 
 /// How often a transfer is tried because the key changed while it was read, where nobody follows its changes.
 pub const TRIES_MAX: u32 = 5;
@@ -522,8 +522,11 @@ impl Mover<'_> {
         if ours != theirs || !is_small || !self.t.source.dump || !self.t.target.dump {
             return Ok(Outcome::Conflict);
         }
-        let ours = source.call(&[b"DUMP", key]).await?;
-        let theirs = target.call(&[b"DUMP", key]).await?;
+        let dump = Fetch::Payload.command();
+        let ours = dumps(source, &[key], false).await?.swap_remove(0);
+        let ours = source.check(ours, dump)?;
+        let theirs = dumps(target, &[key], false).await?.swap_remove(0);
+        let theirs = target.check(theirs, dump)?;
         let content = |payload: &Value| {
             let payload = payload.as_bytes()?;
             Some(payload.slice(..payload.len().checked_sub(Footer::LEN)?))
