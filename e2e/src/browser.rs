@@ -1,5 +1,5 @@
 //! A real browser without a screen, driven by its own protocol (Chrome DevTools), for what only a browser
-//! can tell: that a page works, for hands, keys and screen readers.
+//! can show: that a page works, for hands, keys and screen readers.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -56,18 +56,18 @@ impl Browser {
         let folder = tempfile::tempdir().expect("a folder");
         let mut process = launch(&home, folder.path());
         let stderr = process.stderr.take().expect("it is piped");
-        let (tell, told) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         // Reads until the browser ends: one that nobody listens to would stand still.
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let _ = tell.send(line);
+                let _ = sender.send(line);
             }
         });
         let began = Instant::now();
         let mut said = Vec::new();
         let at = loop {
             let left = START_WITHIN.saturating_sub(began.elapsed());
-            let line = told.recv_timeout(left).unwrap_or_else(|_| {
+            let line = lines.recv_timeout(left).unwrap_or_else(|_| {
                 let _ = process.kill();
                 panic!("the browser does not start:\n{}", said.join("\n"))
             });

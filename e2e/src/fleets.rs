@@ -155,8 +155,8 @@ impl Fleet {
 
     /// How it stands; nothing where the coordinator does not answer.
     pub fn status(&self) -> Option<Value> {
-        let told = self.command(&["status"]);
-        let line: Value = serde_json::from_str(&told.stdout).ok()?;
+        let output = self.command(&["status"]);
+        let line: Value = serde_json::from_str(&output.stdout).ok()?;
         (line["event"] == "fleet").then_some(line)
     }
 

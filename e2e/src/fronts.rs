@@ -74,8 +74,8 @@ impl Front {
     /// How it stands.
     #[track_caller]
     pub fn status(&self) -> Value {
-        let told = self.command("status").expect_code(0);
-        let line: Value = serde_json::from_str(&told.stdout).expect("JSON");
+        let output = self.command("status").expect_code(0);
+        let line: Value = serde_json::from_str(&output.stdout).expect("JSON");
         line["status"].clone()
     }
 }

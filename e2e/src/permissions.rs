@@ -34,7 +34,7 @@ pub fn give(server: &Server, commands: &[Vec<String>]) {
 
 /// What a server has denied since.
 ///
-/// Panics where it does not tell.
+/// Panics where it does not report it.
 pub fn denied(server: &Server) -> Vec<String> {
     let log = server.call(&["ACL", "LOG"]);
     let redis::Value::Array(entries) = log else { panic!("{log:?}") };

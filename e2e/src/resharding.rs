@@ -127,7 +127,7 @@ impl Scene {
         self.assert_unchanged_within(before, 1);
     }
 
-    /// Likewise, where keys may expire at another time: by so many milliseconds at most.
+    /// Likewise, where keys may expire at another time: by this many milliseconds at most.
     #[track_caller]
     pub fn assert_unchanged_within(&self, before: &Snapshot, expiry_ms_max: u64) {
         let found = diff(before, &self.unwritten(), expiry_ms_max);
@@ -290,7 +290,7 @@ pub fn wait_for_phase(running: &mut Running, phase: &str) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let output = running.stdout();
-        // Only the last line tells where it is now.
+        // Only the last line shows where it is now.
         if output.lines().next_back().is_some_and(|line| line.contains(&words)) {
             return;
         }

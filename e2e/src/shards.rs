@@ -1,4 +1,4 @@
-//! Who owns which slots of a cluster, told by every node for itself, and whether each node holds exactly what
+//! Who owns which slots of a cluster, as every node reports it, and whether each node holds exactly what
 //! it must.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -32,7 +32,7 @@ impl Slow {
         self.folder.path().to_str().expect("a plain path")
     }
 
-    /// A copy, a verification or a sync of so many keys a second, once it is at work.
+    /// A copy, a verification or a sync of this many keys a second, once it is at work.
     #[track_caller]
     pub fn start(&self, kind: &str, keys_per_second: u32, more: &[&str]) -> Running {
         let (from, to, rate) = (self.source.addr(), self.target.addr(), keys_per_second.to_string());

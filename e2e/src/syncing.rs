@@ -123,7 +123,7 @@ impl Sync {
     }
 }
 
-/// Tells a thread to end when it goes out of scope: also where an assertion fails before the thread is
+/// Has a thread end when it goes out of scope: also where an assertion fails before the thread is
 /// waited for.
 #[derive(Debug)]
 pub struct Ending<'a>(pub &'a AtomicBool);
@@ -195,7 +195,7 @@ pub fn stop(mut sync: Running) -> Output {
     sync.wait(PATIENCE).expect("it ends").expect_code(130)
 }
 
-/// Both sides hold what the writers were told that they hold, and nothing else.
+/// Both sides hold what was acknowledged to the writers, and nothing else.
 #[track_caller]
 pub fn assert_equal(record: &Record, source: &str, target: &str, comparison: &Comparison) {
     let (source, target) = (deployment(source), deployment(target));

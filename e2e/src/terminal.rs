@@ -38,7 +38,7 @@ impl Terminal {
         Terminal::of_size(columns, 50)
     }
 
-    /// A new one with so many lines.
+    /// A new one with this many lines.
     ///
     /// Panics where the system gives none.
     pub fn of_size(columns: u16, lines: u16) -> Terminal {

@@ -151,7 +151,7 @@ impl ClusterWriters {
         self.shared.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// Since the start; incidents and stalls tell their time from there.
+    /// Since the start; incidents and stalls count their time from there.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }

@@ -91,7 +91,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Nothing yet; incidents and stalls will tell their time from `started`.
+    /// Nothing yet; incidents and stalls will count their time from `started`.
     pub fn since(started: Instant) -> Self {
         let latencies_us = Histogram::new_with_bounds(1, LONGEST_US, 3).expect("these bounds are in range");
         Self {

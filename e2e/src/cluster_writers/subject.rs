@@ -569,7 +569,7 @@ impl Queue {
         }
     }
 
-    /// Without the logical read counter: Redis 7.0 does not tell it its replicas, so a failover changes it.
+    /// Without the logical read counter: Redis 7.0 does not send it to replicas, so a failover changes it.
     fn differences(&self, group: &GroupState) -> Vec<String> {
         let mut words = Vec::new();
         let last = if self.delivered == 0 { "0-0".to_owned() } else { entry_id(self.delivered) };

@@ -1,4 +1,4 @@
-//! What is remembered of a value: enough to tell it from another without holding it.
+//! What is remembered of a value: enough to distinguish it from another without holding it.
 
 use std::fmt;
 

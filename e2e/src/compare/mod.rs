@@ -34,7 +34,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Redis 7.0 does not tell its replicas the logical read counters of groups.
+    /// Redis 7.0 does not send its replicas the logical read counters of groups.
     pub fn without_read_counters(&self) -> Snapshot {
         let mut snapshot = self.clone();
         for state in snapshot.keys.values_mut() {
@@ -91,7 +91,7 @@ pub struct NodeKeys {
     pub strays: BTreeSet<Vec<u8>>,
 }
 
-/// Reads everything that one node holds; `owns` says which slots are its own. A replica must have been told
+/// Reads everything that one node holds; `owns` says which slots are its own. A replica must have been sent
 /// READONLY. `field_expiries` says whether the server knows expiries of hash fields.
 ///
 /// Fails when the node does not answer.

@@ -237,7 +237,7 @@ impl Reader {
                 _ => break,
             }
         }
-        // The full form tells delivery times; without a count that covers the longest list it cuts them off.
+        // The full form shows delivery times; without a count that covers the longest list it cuts them off.
         let groups: Vec<Value> = redis::cmd("XINFO").arg("GROUPS").arg(key).query(&mut self.connection)?;
         let mut longest = 1;
         for group in groups {

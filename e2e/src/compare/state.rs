@@ -163,7 +163,7 @@ pub(super) fn scored_element(member: &[u8], score: f64) -> Vec<u8> {
     framed(&[score.to_string().as_bytes(), member])
 }
 
-/// How far delivery times of pending entries may always be apart: servers tell them relative to now, and
+/// How far delivery times of pending entries may always be apart: servers report them relative to now, and
 /// those that travel by commands of their own are as exact as that.
 const DELIVERY_MS: u64 = 20;
 

@@ -36,7 +36,7 @@ impl Shapes<'_> {
         self.pen.put("XADD", key, [b"18446744073709551614-18446744073709551615", &b"long"[..], &long])
     }
 
-    /// Streams whose counters cannot be told from their entries.
+    /// Streams whose counters cannot be derived from their entries.
     fn stream_leftovers(&mut self) -> Result<()> {
         self.fill_stream("stream:deleted:middle", 10)?;
         self.pen.put("XDEL", b"stream:deleted:middle", ["3-1", "7-1"])?;

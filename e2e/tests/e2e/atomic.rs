@@ -41,10 +41,10 @@ fn all_slots_move_at_once(engine: Engine) {
             let moved = owned(&scene, target);
             assert!(moved == 0 || moved == MOVING.count(), "{moved} slots have moved");
         }
-        let told = MoveReport::by(running);
-        told.assert_done();
+        let outcome = MoveReport::by(running);
+        outcome.assert_done();
         assert_eq!(owned(&scene, target), MOVING.count());
-        assert!(told.output.stdout.contains("\"batches\":1"), "{}", told.output.stdout);
+        assert!(outcome.output.stdout.contains("\"batches\":1"), "{}", outcome.output.stdout);
         assert!(writers.wait_for(300, PATIENCE), "the writers have stopped");
     }
     let record = writers.stop();
@@ -61,9 +61,9 @@ fn none_moves_where_it_does_not_come_to_a_handover(engine: Engine) {
     let node = &scene.cluster.nodes()[1];
     node.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
     let atomic = [&LONG[..], &["--atomic"]].concat();
-    let told = MoveReport::of(scene.reshard(MOVING_TEXT, 1, &atomic).run().expect_code(7));
-    assert!(told.reason().to_lowercase().contains("memory"), "{:#}", told.report);
-    assert_eq!(told.report["jobs"][0]["slots_handed_over"], "", "{:#}", told.report);
+    let outcome = MoveReport::of(scene.reshard(MOVING_TEXT, 1, &atomic).run().expect_code(7));
+    assert!(outcome.reason().to_lowercase().contains("memory"), "{:#}", outcome.report);
+    assert_eq!(outcome.report["jobs"][0]["slots_handed_over"], "", "{:#}", outcome.report);
     node.call(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(owned(&scene, 1), 0);
 
@@ -75,8 +75,8 @@ fn none_moves_where_it_does_not_come_to_a_handover(engine: Engine) {
         thread::sleep(Duration::from_millis(20));
     }
     running.terminate();
-    let told = MoveReport::of(running.wait(PATIENCE).expect("it ends").expect_code(130));
-    assert_eq!(told.report["slots"], 0, "{:#}", told.report);
+    let outcome = MoveReport::of(running.wait(PATIENCE).expect("it ends").expect_code(130));
+    assert_eq!(outcome.report["slots"], 0, "{:#}", outcome.report);
     assert_eq!(owned(&scene, 1), 0);
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);

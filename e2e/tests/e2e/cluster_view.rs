@@ -605,7 +605,7 @@ fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed(engine: Engi
     wait_until("the others to know", || (0..2).all(|node| epoch(node, 2) == raised));
     cluster.kill9(2).expect("the primary can be killed");
     cluster.nodes()[5].restart().expect("the replica restarts");
-    // Valkey 9.1 tells the replica itself as it refuses it.
+    // Valkey 9.1 notifies the replica itself as it refuses it.
     if engine != Engine::Valkey91 {
         wait_until("it to be found", || kinds(&status(&cluster, PROBLEM)).contains_key("outdated_replicas"));
         assert_eq!(epoch(5, 2), at_first, "{engine}");
@@ -620,8 +620,8 @@ fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed(engine: Engi
         }
         Engine::Valkey81 => {
             let output = whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(PROBLEM);
-            let told = format!("({}), which has most", cluster.nodes()[5].addr());
-            assert!(words(&output.stdout).contains(&told), "{}", output.stdout);
+            let expected = format!("({}), which has most", cluster.nodes()[5].addr());
+            assert!(words(&output.stdout).contains(&expected), "{}", output.stdout);
             call(&cluster, 5, "CLUSTER FAILOVER TAKEOVER");
         }
         _ => {}

@@ -73,7 +73,7 @@ fn a_copy_is_described_by_a_file() {
     assert!(output.stderr.contains(&expected), "{}", output.stderr);
 }
 
-/// `config show` tells where each value comes from, and no password.
+/// `config show` says where each value comes from, and no password.
 #[test]
 fn what_is_in_force_is_shown() {
     let (source, target) = servers();

@@ -24,8 +24,8 @@ pub(crate) struct Opened {
 
 /// The user that whimbrel runs as.
 pub(crate) fn user() -> String {
-    let told = std::process::Command::new("id").arg("-un").output().expect("id runs");
-    String::from_utf8(told.stdout).expect("a name").trim().to_owned()
+    let output = std::process::Command::new("id").arg("-un").output().expect("id runs");
+    String::from_utf8(output.stdout).expect("a name").trim().to_owned()
 }
 
 /// A token of this folder.
@@ -365,8 +365,8 @@ fn the_console_counts_what_it_is_asked_for() {
     opened.get("/jobs");
     opened.ask("operate", "POST /api/v1/jobs/nobody/pause", Some(&json!({})));
     opened.ask("look", "GET /api/v1/no/such/thing", None);
-    let told = opened.ask("look", "GET /metrics", None);
-    assert_eq!(told.status, 200, "{}", told.body);
+    let answer = opened.ask("look", "GET /metrics", None);
+    assert_eq!(answer.status, 200, "{}", answer.body);
     for expected in [
         "whimbrel_console_requests_total{operation=\"GET /api/v1/jobs\",status=\"200\"} 1.0",
         "whimbrel_console_requests_total{operation=\"GET /api/v1/jobs\",status=\"401\"} 1.0",
@@ -376,7 +376,7 @@ fn the_console_counts_what_it_is_asked_for() {
         "whimbrel_console_wrong_tokens_total 1.0",
         "whimbrel_console_streams 0.0",
     ] {
-        assert!(told.body.lines().any(|line| line == expected), "no {expected} in\n{}", told.body);
+        assert!(answer.body.lines().any(|line| line == expected), "no {expected} in\n{}", answer.body);
     }
 }
 

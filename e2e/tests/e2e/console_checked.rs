@@ -16,7 +16,7 @@ fn findings(browser: &mut Browser, checker: &str) -> Vec<String> {
         browser.eval(&format!("{checker}; null"));
     }
     let found =
-        browser.eval("axe.run(document, {resultTypes: ['violations']}).then(told => told.violations)");
+        browser.eval("axe.run(document, {resultTypes: ['violations']}).then(results => results.violations)");
     let lines = found.as_array().expect("findings").iter().map(|finding| {
         let places: Vec<&Value> =
             finding["nodes"].as_array().into_iter().flatten().take(3).map(|node| &node["html"]).collect();

@@ -284,7 +284,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     browser.click(&test("cutover-button"));
     browser.wait_within(&done("cutover"), PATIENCE);
     let later = writers.stop();
-    // Who comes too late with another order is told what became of the job.
+    // Anyone who comes too late with another order learns what became of the job.
     let what = format!("POST /api/v1/jobs/{name}/cancel");
     let late = opened.ask("administer", &what, Some(&json!({"confirm": name})));
     assert_eq!((late.status, late.body.contains("cut over")), (409, true), "{}", late.body);
@@ -458,7 +458,7 @@ fn all_jobs_of_a_drain_are_cancelled_together() {
     assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0, "nothing has moved");
 }
 
-/// The node that hangs is the one that the daemon was told: it answers nothing and closes nothing.
+/// The node that hangs is the one that the daemon was given: it answers nothing and closes nothing.
 #[test]
 fn a_node_that_hangs_hides_none_of_the_others() {
     let layout = [vec![0..=5_999], vec![6_000..=11_999], vec![12_000..=16_383]];

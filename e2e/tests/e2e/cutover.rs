@@ -187,7 +187,7 @@ fn assert_both_refuse(job: &Sync, how: &[&str], words: &[&str]) {
     let deadline = Instant::now() + PATIENCE;
     for how in [[&how[..], &["--dry-run"]].concat(), how] {
         let mut refused = job.cutover(&how);
-        // A dry run pauses nobody: while clients write faster than a busy machine compares, it cannot tell,
+        // A dry run pauses nobody: while clients write faster than a busy machine compares, it cannot know,
         // and says so.
         while refused.stdout.contains("it proves nothing yet") && Instant::now() < deadline {
             refused = job.cutover(&how);
@@ -262,7 +262,7 @@ fn a_sample_says_what_it_is_worth() {
     stop(sync);
 }
 
-/// What the user may not do is found out by the dry run, and told with what helps.
+/// What the user may not do is found out by the dry run, and reported with what helps.
 fn a_dry_run_needs_the_same_rights(engine: Engine) {
     let (source, _target, job, sync) =
         following(engine, engine, |source| drop(source.call(&["SET", "k", "1"])));

@@ -69,8 +69,8 @@ impl Served {
         let mut running = invocation.spawn();
         let serves = running.wait_for_text("\"resuming\"", PATIENCE);
         assert!(serves, "it does not serve\n{}\n{}", running.stdout(), running.stderr());
-        let told = lines(&running.stdout(), "serving");
-        let address = told[0]["address"].as_str().expect("it tells its address").to_owned();
+        let serving = lines(&running.stdout(), "serving");
+        let address = serving[0]["address"].as_str().expect("it shows its address").to_owned();
         let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("with a port");
         let cli = Engine::Valkey91.binaries().expect("Valkey is installed").cli;
         Served { running, port, cli, password: None }
@@ -164,22 +164,22 @@ fn said(scene: &Scene, node: usize) -> Vec<(u64, u64, Value)> {
 fn clients_find_the_cluster_by_it(engine: Engine) {
     let scene = scene(engine);
     let daemon = serve(&scene, &EXTERNAL);
-    let told = || ranges(&daemon.cli(&["--json"], &["CLUSTER", "SLOTS"]));
+    let shown = || ranges(&daemon.cli(&["--json"], &["CLUSTER", "SLOTS"]));
     let agree = |what: &str| {
         let deadline = Instant::now() + PATIENCE;
-        while !(0..2).all(|node| said(&scene, node) == told()) {
-            assert!(Instant::now() < deadline, "{what}: {:?} and {:?}", told(), said(&scene, 0));
+        while !(0..2).all(|node| said(&scene, node) == shown()) {
+            assert!(Instant::now() < deadline, "{what}: {:?} and {:?}", shown(), said(&scene, 0));
             thread::sleep(Duration::from_millis(50));
         }
     };
-    assert_eq!(told().len(), 2);
+    assert_eq!(shown().len(), 2);
     agree("at first");
 
     // A job of its own.
     let target = scene.cluster.node_id(1).to_owned();
     assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 100 120 NODE {target}")), "OK");
     daemon.wait_for("100-120", &["success"]);
-    let moved = told();
+    let moved = shown();
     assert!(
         moved.iter().any(|(from, to, node)| (*from, *to, &node[2]) == (100, 120, &target.as_str().into()))
     );
@@ -187,7 +187,7 @@ fn clients_find_the_cluster_by_it(engine: Engine) {
     // Somebody else's move.
     scene.cluster.move_slot(7, 0, 1).expect("the slot moves");
     agree("after another's move");
-    assert!(told().iter().any(|(from, to, _)| (*from, *to) == (7, 7)), "{:?}", told());
+    assert!(shown().iter().any(|(from, to, _)| (*from, *to) == (7, 7)), "{:?}", shown());
 
     // Clients that know nothing but the daemon.
     let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}", daemon.address())]);
@@ -397,7 +397,7 @@ fn jobs_wait_and_are_cancelled(engine: Engine) {
     assert_eq!(scene.cluster.owner_of(9).expect("an owner"), 1);
 }
 
-/// Told to stop while a job runs and another one waits, it says which are interrupted; `watch` shows both
+/// Asked to stop while a job runs and another one waits, it says which are interrupted; `watch` shows both
 /// before, `repair` the one that has marked slots.
 fn what_a_stop_interrupts_is_named(engine: Engine) {
     let scene = scene(engine);
@@ -461,8 +461,8 @@ fn jobs_survive_the_daemon(engine: Engine) {
         assert_eq!(unfinished.len(), 1, "{place}");
 
         let daemon = serve(&scene, &patient);
-        let told = lines(&daemon.running.stdout(), "resuming");
-        assert_eq!(told[0]["jobs"], serde_json::json!(unfinished), "{place}");
+        let resuming = lines(&daemon.running.stdout(), "resuming");
+        assert_eq!(resuming[0]["jobs"], serde_json::json!(unfinished), "{place}");
         let deadline = Instant::now() + PATIENCE;
         while !scene.unfinished().is_empty() {
             assert!(Instant::now() < deadline, "{place}: {:#?}\n{}", daemon.jobs(), daemon.running.stderr());
@@ -567,10 +567,15 @@ fn moves_are_handed_to_it(engine: Engine) {
         ])
         .timeout(PATIENCE)
     };
-    let told = MoveReport::of(reshard("0-99,150-160", 1).run().expect_code(0));
-    let jobs = told.report["jobs"].as_array().expect("it lists its jobs").clone();
-    assert_eq!((jobs.len(), &jobs[0]["ending"]), (1, &Value::from("done")), "{:#}", told.report);
-    assert_eq!((&told.report["slots"], &told.report["exit"]), (&111.into(), &0.into()), "{:#}", told.report);
+    let outcome = MoveReport::of(reshard("0-99,150-160", 1).run().expect_code(0));
+    let jobs = outcome.report["jobs"].as_array().expect("it lists its jobs").clone();
+    assert_eq!((jobs.len(), &jobs[0]["ending"]), (1, &Value::from("done")), "{:#}", outcome.report);
+    assert_eq!(
+        (&outcome.report["slots"], &outcome.report["exit"]),
+        (&111.into(), &0.into()),
+        "{:#}",
+        outcome.report
+    );
     let listed = daemon.wait_for("0-99 150-160", &["success"]);
     assert_eq!(listed["name"], jobs[0]["id"]);
     assert!([0, 99, 155].iter().all(|slot| scene.cluster.owner_of(*slot).expect("an owner") == 1));
@@ -604,9 +609,9 @@ fn moves_that_were_handed_to_it_are_cancelled(engine: Engine) {
     assert!(running.wait_for_text("stopping", PATIENCE));
     release(&scene);
     let output = running.wait(PATIENCE).expect("it ends").expect_code(130);
-    let told = MoveReport::of(output);
-    assert_eq!(told.report["jobs"][0]["ending"], "cancelled", "{:#}", told.report);
-    assert_eq!(told.report["slots"], 0, "{:#}", told.report);
+    let outcome = MoveReport::of(output);
+    assert_eq!(outcome.report["jobs"][0]["ending"], "cancelled", "{:#}", outcome.report);
+    assert_eq!(outcome.report["slots"], 0, "{:#}", outcome.report);
     daemon.wait_for("0-99", &["cancelled"]);
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
@@ -626,8 +631,8 @@ fn moves_that_were_handed_to_it_survive_it(engine: Engine) {
     daemon.wait_for("0-99", &BEGUN);
     daemon.running.kill9();
     let daemon = Served::by(invocation(&scene, &address, &EXTERNAL));
-    let told = MoveReport::by(running);
-    assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+    let outcome = MoveReport::by(running);
+    assert_eq!(outcome.report["jobs"][0]["ending"], "done", "{:#}", outcome.report);
     daemon.wait_for("0-99", &["success"]);
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
@@ -711,7 +716,7 @@ fn more_clients_are_served_than_files_may_be_open_at_first() {
     daemon.end();
 }
 
-/// Where it may not be raised far enough, others are told so instead of waiting for ever.
+/// Where it may not be raised far enough, others are notified instead of waiting for ever.
 #[test]
 fn no_more_clients_are_let_in_than_files_may_be_open() {
     let scene = Scene::of(Engine::Valkey91, 0, &[vec![0..=16383]]).start();

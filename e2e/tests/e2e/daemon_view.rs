@@ -12,7 +12,7 @@ fn said(scene: &Scene, node: usize, words: &[&str]) -> String {
     format!("{:?}", scene.cluster.nodes()[node].call(words))
 }
 
-/// A replica that has not taken in its primary's data is not told as usable, until it has.
+/// A replica that has not taken in its primary's data is not shown as usable, until it has.
 fn a_replica_that_loads_is_shown_as_the_nodes_show_it(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16382], vec![16383..=16383]]).start();
     // Only a primary without slots can become a replica.

@@ -44,7 +44,7 @@ fn reshard(scene: &Scene, seed: &str, more: &[String]) -> Invocation {
     Invocation::new(&args).timeout(PATIENCE)
 }
 
-/// Nothing is told to it: the pause that round trips need is enough for the job to end, and nothing that was
+/// No pause is set: the one that round trips need is enough for the job to end, and nothing that was
 /// acknowledged is lost. How long pauses were is shown, and depends on the machine.
 fn slots_move_from_afar(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
@@ -53,14 +53,14 @@ fn slots_move_from_afar(engine: Engine) {
     let (proxies, maps) = far_from(&scene);
     let writers = scene.write(&load());
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
-    let told = MoveReport::by(reshard(&scene, &proxies[0].addr(), &maps).spawn());
-    told.assert_done();
-    assert!(writers.wait_for(WARM / 3, PATIENCE), "the writers stopped after {:#}", told.report);
+    let outcome = MoveReport::by(reshard(&scene, &proxies[0].addr(), &maps).spawn());
+    outcome.assert_done();
+    assert!(writers.wait_for(WARM / 3, PATIENCE), "the writers stopped after {:#}", outcome.report);
     let owned = shards::slots_of(&scene.cluster, 1).unwrap();
-    assert!((0..=1023).all(|slot| owned.contains(&slot)), "{:#}", told.report);
+    assert!((0..=1023).all(|slot| owned.contains(&slot)), "{:#}", outcome.report);
     let record = writers.stop();
-    eprintln!("{engine}: {}, {:#}", record.observed, told.report["pauses"]);
-    eprintln!("{}", told.output.stderr);
+    eprintln!("{engine}: {}, {:#}", record.observed, outcome.report["pauses"]);
+    eprintln!("{}", outcome.output.stderr);
     record.observed.assert_only_redirected();
     scene.assert_kept(&record);
     scene.assert_unchanged(&before);
@@ -72,8 +72,8 @@ fn a_pause_that_round_trips_do_not_fit_into_is_refused(engine: Engine) {
     let (proxies, mut args) = far_from(&scene);
     args.extend(["--max-pause".to_owned(), "100ms".to_owned()]);
     let output = reshard(&scene, &proxies[0].addr(), &args).run();
-    let told = output.expect_code(4).stdout;
-    assert!(told.contains("a round trip takes") && told.contains("100 ms are allowed"), "{told}");
+    let stdout = output.expect_code(4).stdout;
+    assert!(stdout.contains("a round trip takes") && stdout.contains("100 ms are allowed"), "{stdout}");
     assert!((0..=1023).all(|slot| shards::slots_of(&scene.cluster, 0).unwrap().contains(&slot)));
 }
 

@@ -279,9 +279,9 @@ fn both_name_the_pause_of(server: &Server, args: &[&str]) {
         ["--dry-run", "--yes"].map(|how| (how, Invocation::unasked(&[args, &[how]].concat()).spawn()));
     for (how, mut running) in begun {
         let ended = running.wait(PATIENCE).unwrap_or_else(|| panic!("{args:?} {how} does not end"));
-        let told = refusal(&ended.expect_code(3));
+        let message = refusal(&ended.expect_code(3));
         for words in [&*server.addr(), "its clients are paused", "CLIENT PAUSE", "CLIENT UNPAUSE"] {
-            assert!(told.contains(words), "{args:?} {how}: {words}: {told}");
+            assert!(message.contains(words), "{args:?} {how}: {words}: {message}");
         }
     }
     server.call(&["CLIENT", "UNPAUSE"]);
@@ -322,8 +322,8 @@ fn a_target_that_has_stopped_writes_is_asked_once() {
     pair.target.call(&["CONFIG", "RESETSTAT"]);
     let (source, target) = (pair.source.addr(), pair.target.addr());
     let refused = Invocation::unasked(&["copy", &source, &target, "--dry-run"]).timeout(PATIENCE).run();
-    let told = refusal(&refused.expect_code(4));
-    assert!(told.contains("NOREPLICAS") && told.contains("has stopped writes"), "{told}");
+    let message = refusal(&refused.expect_code(4));
+    assert!(message.contains("NOREPLICAS") && message.contains("has stopped writes"), "{message}");
     let counted = format!("{:?}", pair.target.call(&["INFO", "commandstats"]));
     let sets = counted.split("cmdstat_set:").nth(1).unwrap_or_else(|| panic!("{counted}"));
     assert!(sets.split("rejected_calls=").nth(1).is_some_and(|n| n.starts_with("1,")), "{sets}");

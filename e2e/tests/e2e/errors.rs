@@ -71,10 +71,8 @@ fn fill(server: &Server) {
 
 /// One field of INFO.
 fn info(server: &Server, section: &str, field: &str) -> String {
-    let text: String = redis::cmd("INFO")
-        .arg(section)
-        .query(&mut server.connection())
-        .expect("the server tells about itself");
+    let text: String =
+        redis::cmd("INFO").arg(section).query(&mut server.connection()).expect("the server answers");
     text.lines()
         .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
         .unwrap_or_else(|| panic!("no {field} in {text}"))

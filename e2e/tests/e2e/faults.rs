@@ -288,7 +288,7 @@ fn the_lowest_slot_of_a_shard_moves_and_links_break() {
     assert_equal(&source, &target);
 }
 
-/// Keys of an open slot are on two nodes, and `CLUSTER SLOTS` does not tell.
+/// Keys of an open slot are on two nodes, and `CLUSTER SLOTS` does not show it.
 #[test]
 fn a_slot_is_half_moved_while_the_copy_runs() {
     let (s, source) = cluster(Engine::Redis80, 0);

@@ -32,8 +32,8 @@ impl Front {
         let mut running = Invocation::new(&args).spawn();
         assert!(running.wait_for_text("\"serving\"", PATIENCE), "{}", running.stderr());
         let text = running.stdout();
-        let told: Json = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
-        let address = told["address"].as_str().expect("an address").to_owned();
+        let serving: Json = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
+        let address = serving["address"].as_str().expect("an address").to_owned();
         Front { running, address }
     }
 
@@ -153,8 +153,8 @@ fn what_cannot_be_served_is_said_before_listening() {
     assert!(refused.stderr.contains("listen on"), "{}", refused.stderr);
 }
 
-/// A client of the `redis` crate that trusts this authority, and shows the client's certificate where told
-/// to.
+/// A client of the `redis` crate that trusts this authority, and shows the client's certificate where `shows`
+/// is set.
 fn with_tls(front: &Front, tls: &Tls, shows: bool) -> redis::RedisResult<Connection> {
     let read = |path| fs::read(path).expect("a file");
     let client_tls = shows.then(|| redis::ClientTlsConfig {
@@ -227,8 +227,8 @@ fn clients_have_to_show_a_certificate_where_told_so() {
     }
 }
 
-/// A client that only knows clusters works through the front before, while and after keys move, and is told
-/// what the servers tell.
+/// A client that only knows clusters works through the front before, while and after keys move, and is
+/// answered as the servers answer.
 fn clients_of_clusters_find_one_node(engine: Engine) {
     let source = Server::builder(engine).start().expect("a server");
     let target = Server::builder(engine).start().expect("a server");
@@ -245,26 +245,26 @@ fn clients_of_clusters_find_one_node(engine: Engine) {
     for i in 0..2_000 {
         let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");
     }
-    // So many that they are still moving when it is told to pause.
+    // Enough for them to be still moving when it is paused.
     source.call(&["EVAL", "for i = 1, 50000 do redis.call('SET', 'more:' .. i, i) end", "0"]);
-    let tell = |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
-    tell("start");
-    tell("pause");
+    let send = |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
+    send("start");
+    send("pause");
     let mut late = client.get_connection().expect("a connection while keys move");
     let () = redis::cmd("SET").arg("late").arg(1).query(&mut late).expect("written");
-    tell("resume");
+    send("resume");
     for i in 0..2_000 {
         let found: u32 = redis::cmd("INCR").arg(format!("k{i}")).query(&mut cluster).expect("counted");
         assert_eq!(found, i + 1, "{engine}");
     }
     let deadline = Instant::now() + PATIENCE;
-    while !tell("status").stdout.contains("\"phase\":\"done\"") {
-        assert!(Instant::now() < deadline, "{}", tell("status").stdout);
+    while !send("status").stdout.contains("\"phase\":\"done\"") {
+        assert!(Instant::now() < deadline, "{}", send("status").stdout);
         std::thread::sleep(Duration::from_millis(50));
     }
     let found: u32 = redis::cmd("GET").arg("k77").query(&mut cluster).expect("read");
     assert_eq!(found, 78, "{engine}");
-    // What is told, in both protocols, and in its turn.
+    // What is answered, in both protocols, and in its turn.
     for query in ["0", "0?protocol=resp3"] {
         let mut client = front.client("", query);
         let (before, slots, slot, agreed, after): (u32, Value, u16, String, u32) = redis::pipe()
@@ -281,8 +281,8 @@ fn clients_of_clusters_find_one_node(engine: Engine) {
             .query(&mut client)
             .expect("answered in order");
         assert_eq!((before, slot, agreed.as_str(), after), (1, 12_739, "OK", 2), "{engine}");
-        let told = format!("{slots:?}");
-        assert!(told.contains("16383") && told.contains("127.0.0.1"), "{engine}: {told}");
+        let shown = format!("{slots:?}");
+        assert!(shown.contains("16383") && shown.contains("127.0.0.1"), "{engine}: {shown}");
         let shards: Value = redis::cmd("CLUSTER").arg("SHARDS").query(&mut client).expect("an answer");
         let is_map = format!("{shards:?}").starts_with("array([map(");
         assert_eq!(is_map, query.contains("resp3"), "{engine}: {shards:?}");

@@ -64,7 +64,7 @@ fn placed(fleet: &Fleet, name: &str) -> Option<u64> {
     backends.iter().find(|backend| backend["name"] == name)?["partitions"].as_u64()
 }
 
-/// All keys that a connection tells of, as often as it does.
+/// All keys that a connection lists, as often as it does.
 fn scanned(connection: &mut Connection) -> Vec<String> {
     let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
     loop {
@@ -141,11 +141,11 @@ fn who_waits_is_sent_where_the_data_is() {
         fleet.command(&["drain", "--backend", "main"]).expect_code(0);
         // Those that know no clusters notice nothing; the others are sent to the same place again.
         assert_eq!(text(&mut pusher, "RPUSH {q}queue a"), "1");
-        let told: Vec<String> = waits.into_iter().map(|wait| wait.join().expect("an answer")).collect();
-        assert!(told[0].contains("\"a\""), "{told:?}");
-        let sent_on = told.iter().filter(|told| told.contains(&slot_of(b"{q}").to_string())).count();
-        assert_eq!(sent_on, 2, "{told:?}");
-        assert!(told.iter().any(|told| told.contains(&address)), "{told:?}");
+        let answers: Vec<String> = waits.into_iter().map(|wait| wait.join().expect("an answer")).collect();
+        assert!(answers[0].contains("\"a\""), "{answers:?}");
+        let sent_on = answers.iter().filter(|answer| answer.contains(&slot_of(b"{q}").to_string())).count();
+        assert_eq!(sent_on, 2, "{answers:?}");
+        assert!(answers.iter().any(|answer| answer.contains(&address)), "{answers:?}");
     });
     assert!(keys_at(&first).is_empty() && keys_at(&second) == ["{q}stream"]);
 }
@@ -200,7 +200,7 @@ fn channels_stay_where_they_are() {
     assert_eq!(text(&mut says, "SPUBLISH news again"), "1");
     let message = shard.recv_response().expect("a message");
     assert!(format!("{message:?}").contains("again"), "{message:?}");
-    // With the older protocol nobody could tell which answer is whose.
+    // With the older protocol nobody could know which answer is whose.
     let subscribed: Value = command("SUNSUBSCRIBE news").query(&mut shard).expect("no longer subscribed");
     assert!(format!("{subscribed:?}").contains("sunsubscribe"), "{subscribed:?}");
     assert!(text(&mut shard, "SET news old").contains("another connection"));

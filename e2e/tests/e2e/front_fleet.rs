@@ -49,19 +49,19 @@ fn text(connection: &mut Connection, line: &str) -> String {
     }
 }
 
-/// Who has which slot, as the members tell clients: all of them the same.
+/// Who has which slot, as the members report it to clients: all of them the same.
 #[track_caller]
 fn owners(fleet: &Fleet) -> Vec<usize> {
     let addresses = fleet.addresses();
-    until("all members tell the same owners", || {
-        let told = fleet.members.iter().map(|member| told_by(&mut member.connect(), &addresses));
-        let told: Option<Vec<Vec<usize>>> = told.collect();
-        let told = told?;
-        told.windows(2).all(|two| two[0] == two[1]).then(|| told[0].clone())
+    until("all members report the same owners", || {
+        let reported = fleet.members.iter().map(|member| reported_by(&mut member.connect(), &addresses));
+        let reported: Option<Vec<Vec<usize>>> = reported.collect();
+        let reported = reported?;
+        reported.windows(2).all(|two| two[0] == two[1]).then(|| reported[0].clone())
     })
 }
 
-fn told_by(connection: &mut Connection, addresses: &[String]) -> Option<Vec<usize>> {
+fn reported_by(connection: &mut Connection, addresses: &[String]) -> Option<Vec<usize>> {
     let Ok(Value::Array(ranges)) = ask(connection, "CLUSTER SLOTS") else { return None };
     let mut owners = vec![usize::MAX; 16_384];
     for range in ranges {
@@ -98,13 +98,13 @@ fn ranges(owners: &[usize]) -> usize {
     1 + owners.windows(2).filter(|two| two[0] != two[1]).count()
 }
 
-// ---- What clients are told ----
+// ---- What clients see ----
 
 fn clients_of_both_kinds_are_served(engine: Engine) {
     let backend = server(engine);
     let fleet = Fleet::start(&backend.addr(), 3, &[]);
     let owners = owners(&fleet);
-    assert!(ranges(&owners) < 20, "so many ranges make the answers long: {}", ranges(&owners));
+    assert!(ranges(&owners) < 20, "that many ranges make the answers long: {}", ranges(&owners));
     for member in 0..3 {
         let share = owners.iter().filter(|owner| **owner == member).count();
         assert!((5_460..=5_463).contains(&share), "{member} has {share}");
@@ -173,8 +173,8 @@ fn a_transaction_is_its_slots_owners(engine: Engine) {
     let name = format!("front-{owner}");
     fleet.command(&["drain", &name]).expect_code(0);
     until("the slot has gone", || {
-        let told = text(&mut fleet.members[owner].connect(), "GET {t}a");
-        told.contains(&fleet.members[1 - owner].address()).then_some(())
+        let answer = text(&mut fleet.members[owner].connect(), "GET {t}a");
+        answer.contains(&fleet.members[1 - owner].address()).then_some(())
     });
     let refused = text(&mut ours, "EXEC");
     assert!(refused.contains(&fleet.members[1 - owner].address()), "{refused}");

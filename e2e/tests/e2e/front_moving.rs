@@ -362,11 +362,11 @@ fn check_what_is_left(world: &World, serving: &Deployed) {
     let counters: Vec<_> = (0..COUNTERS).map(|i| words(&format!("GET counter:{i}"))).collect();
     for (i, (counter, found)) in world.counters.iter().zip(serving.ask_all(&counters)).enumerate() {
         let found: i64 = Kind::Text.shown(found).parse().expect("a number");
-        let told = counter.told.lock().len() as i64;
+        let acknowledged = counter.acknowledged.lock().len() as i64;
         let maybe = counter.maybe.load(Ordering::SeqCst);
         assert!(
-            (told..=told + maybe).contains(&found),
-            "counter {i}: {found}, but {told} told and {maybe} maybe"
+            (acknowledged..=acknowledged + maybe).contains(&found),
+            "counter {i}: {found}, but {acknowledged} acknowledged and {maybe} maybe"
         );
     }
     for (i, queue) in world.queues.iter().enumerate() {
@@ -457,24 +457,24 @@ fn commands_find_the_front_and_say_what_they_refuse() {
 
     let mut front = Front::between(&source, &target);
     assert_eq!(front.process.status()["phase"], "forwarding");
-    let told = front.process.command("finish").expect_code(4);
-    assert!(told.stdout.contains("no key has moved"), "{}", told.stdout);
-    let told = front.process.command("reverse").expect_code(4);
-    assert!(told.stdout.contains("no keys have moved that could move back"), "{}", told.stdout);
+    let output = front.process.command("finish").expect_code(4);
+    assert!(output.stdout.contains("no key has moved"), "{}", output.stdout);
+    let output = front.process.command("reverse").expect_code(4);
+    assert!(output.stdout.contains("no keys have moved that could move back"), "{}", output.stdout);
     // A second one would know nothing of the locks of the first.
     let second = Invocation::new(&front.process.args).run().expect_code(2);
     assert!(second.stdout.contains("another whimbrel front runs"), "{}", second.stdout);
     front.process.command("start").expect_code(0);
     front.wait_until_done();
-    let told = front.process.command("start").expect_code(4);
-    assert!(told.stdout.contains("already"), "{}", told.stdout);
+    let output = front.process.command("start").expect_code(4);
+    assert!(output.stdout.contains("already"), "{}", output.stdout);
     let folder = front.process.state_dir().to_owned();
     let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
     assert!(shown.stdout.starts_with("phase    done"), "{}", shown.stdout);
     // There and back.
     for (reversals, note) in [("1", "reversed once"), ("2", "reversed 2 times")] {
-        let told = front.process.command("reverse").expect_code(0);
-        assert!(told.stdout.contains(&format!("\"reversals\":{reversals}")), "{}", told.stdout);
+        let output = front.process.command("reverse").expect_code(0);
+        assert!(output.stdout.contains(&format!("\"reversals\":{reversals}")), "{}", output.stdout);
         let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
         let (from, to) = front.ends(&front.process.status());
         let back = if reversals == "1" { "back " } else { "" };
@@ -509,8 +509,8 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     assert!(refused.stdout.contains("it is damaged"), "{}", refused.stdout);
     std::fs::write(&state, text).expect("written");
     front.process.run_again();
-    let told = front.process.command("finish").expect_code(0);
-    assert!(told.stdout.contains("\"exit\":0"), "{}", told.stdout);
+    let output = front.process.command("finish").expect_code(0);
+    assert!(output.stdout.contains("\"exit\":0"), "{}", output.stdout);
     front.process.running.wait(PATIENCE).expect("it ends").expect_code(0);
 
     // One that is run again must not serve from the empty source.

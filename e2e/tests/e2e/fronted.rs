@@ -79,7 +79,7 @@ impl Scene {
         self.front.running = running;
     }
 
-    /// All clients are at the target, which has all that they were ever told.
+    /// All clients are at the target, which has all that was ever acknowledged to them.
     #[track_caller]
     fn assert_cut_over(&self, writers: ClusterWriters, place: &str) {
         self.assert_phase("done", "to-target");

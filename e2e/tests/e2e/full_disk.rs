@@ -143,8 +143,8 @@ fn a_job_of_moves_waits_for_room() {
     fs::write(&go_on, "").expect("a file in our folder");
     wait_for(&mut job, "full", |line| line["jobs"][0]["disk_full_ms"].as_u64() > Some(2_000));
     disk.make_room().expect("there is room");
-    let told = MoveReport::by(job);
-    told.assert_done();
+    let outcome = MoveReport::by(job);
+    outcome.assert_done();
     let record = writers.stop();
     scene.assert_kept(&record);
     scene.assert_unchanged(&before);

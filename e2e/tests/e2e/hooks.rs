@@ -146,17 +146,17 @@ fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
 
     let hooks = hooks_of(job.state.path());
     let begun = printed_by("begun", &hooks);
-    let (told, looked) = begun.split_once('\n').expect("two lines");
+    let (event, looked) = begun.split_once('\n').expect("two lines");
     assert_eq!(looked, "looked", "a password is in the environment: {begun}");
-    let told: Value = serde_json::from_str(told).expect("JSON");
-    let sides = [&told["job"]["source"], &told["job"]["target"]];
-    assert_eq!(sides, [&Value::from(source.addr()), &Value::from(target.addr())], "{told}");
+    let event: Value = serde_json::from_str(event).expect("JSON");
+    let sides = [&event["job"]["source"], &event["job"]["target"]];
+    assert_eq!(sides, [&Value::from(source.addr()), &Value::from(target.addr())], "{event}");
     assert!(printed_by("following", &hooks).starts_with("sync-"), "{hooks:#?}");
     let switched = printed_by("switch", &hooks);
-    let (words, told) = switched.split_once('\n').expect("two lines");
+    let (words, event) = switched.split_once('\n').expect("two lines");
     assert_eq!(words, format!("from {} to {}", source.addr(), target.addr()));
-    let told: Value = serde_json::from_str(told).expect("JSON");
-    assert_eq!(told["cutover"]["fence"], "acl", "{told}");
+    let event: Value = serde_json::from_str(event).expect("JSON");
+    assert_eq!(event["cutover"]["fence"], "acl", "{event}");
     let last = hooks.last().expect("there are some");
     assert_eq!((&*last.0, &last.1["failed"]["code"]), ("cut-over", &Value::from(9)), "{hooks:#?}");
 }
@@ -174,7 +174,7 @@ fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() 
         ids.display()
     );
     let more = ["--on", &ready, "--on", "cutover-refused=echo $WHIMBREL_MESSAGE", "--on", "switch=echo no"];
-    // Those that only tell may do as they like.
+    // Those that only notify may do as they like.
     let more = [&more[..], &["--on", "begun=sleep 600", "--on", "following=yes", "--on", "stopped=kill $$"]];
     let job =
         Sync::new(&url(&source), &url(&target), &[&more.concat()[..], &["--hook-timeout", "5s"]].concat());
@@ -367,8 +367,8 @@ fn a_move_of_slots_has_hooks() {
     scene.reshard("0-4", 1, &hooks).run().expect_code(0);
     let ran = hooks_in(&folder);
     assert_eq!(names(&ran), ["begun", "handed-over", "ended"], "{ran:#?}");
-    let told: Value = serde_json::from_str(&printed_by("handed-over", &ran)).expect("JSON");
-    assert_eq!((&told["job"]["moved"], &told["job"]["kind"]), (&"0-4".into(), &"move".into()), "{told}");
+    let event: Value = serde_json::from_str(&printed_by("handed-over", &ran)).expect("JSON");
+    assert_eq!((&event["job"]["moved"], &event["job"]["kind"]), (&"0-4".into(), &"move".into()), "{event}");
     assert_eq!(printed_by("ended", &ran), "move done");
     scene.jobs(&["clean"]).run().expect_code(0);
 
@@ -399,19 +399,19 @@ fn a_front_has_hooks() {
         assert!(ran.iter().all(|(_, end, _)| end == "succeeded"), "{ran:#?}");
         ran.into_iter().map(|(name, _, text)| (name, text)).collect::<Vec<_>>()
     };
-    let told = |event: &str, from: &Server, to: &Server| {
+    let expected = |event: &str, from: &Server, to: &Server| {
         (event.to_owned(), format!("from {} to {}", from.addr(), to.addr()))
     };
     front.connect();
     Invocation::new(&["front", "start", "--yes", "--state-dir", &state]).run().expect_code(0);
-    let there = ["begun", "moving", "moved"].map(|event| told(event, &source, &target));
+    let there = ["begun", "moving", "moved"].map(|event| expected(event, &source, &target));
     assert_eq!(ran(3), there);
     Invocation::new(&["front", "reverse", "--yes", "--state-dir", &state]).run().expect_code(0);
     wait_until("the key is back", || source.call(&["EXISTS", "before"]) == Reply::Int(1));
-    assert_eq!(ran(5)[3..], ["moving", "moved"].map(|event| told(event, &target, &source)));
+    assert_eq!(ran(5)[3..], ["moving", "moved"].map(|event| expected(event, &target, &source)));
     Invocation::new(&["front", "finish", "--yes", "--state-dir", &state]).run().expect_code(0);
     front.running.wait(PATIENCE).expect("it ends").expect_code(0);
-    assert_eq!(ran(6).pop(), Some(told("ended", &target, &source)));
+    assert_eq!(ran(6).pop(), Some(expected("ended", &target, &source)));
     let alone = ["front", "--listen", "127.0.0.1:0", "--source", &source.addr(), "--on", "begun=true"];
     let refused = Invocation::new(&alone).run().expect_code(USAGE);
     assert!(refused.stderr.contains("--target"), "{}", refused.stderr);
@@ -454,8 +454,8 @@ fn events_are_posted() {
     let asked = asked.join().expect("no panic");
     let signed = |request: &&String| request.to_lowercase().contains("\r\nx-whimbrel-signature: sha256=");
     assert!(asked.iter().all(|request| signed(&request)), "{asked:#?}");
-    let told: Value = serde_json::from_str(asked[1].lines().last().expect("a body")).expect("JSON");
-    assert_eq!((&told["event"], &told["job"]["kind"]), (&"following".into(), &"sync".into()), "{told}");
+    let body: Value = serde_json::from_str(asked[1].lines().last().expect("a body")).expect("JSON");
+    assert_eq!((&body["event"], &body["job"]["kind"]), (&"following".into(), &"sync".into()), "{body}");
     let hooks = hooks_of(job.state.path());
     assert_eq!(printed_by("following", &hooks), "not us");
     assert_eq!(hooks[1].1["not-delivered"]["tries"], 1, "{hooks:#?}");

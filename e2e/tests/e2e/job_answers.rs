@@ -139,8 +139,8 @@ fn jobs_of_one_command_are_steered_one_by_one_or_all() {
     for expected in [&format!("job {night}: cancelled"), &given_up] {
         assert!(cancelled.stdout.contains(expected), "no {expected}: {}", cancelled.stdout);
     }
-    let told = format!("1 other job of the same command: {other} (running");
-    assert!(cancelled.stderr.contains(&told), "{}", cancelled.stderr);
+    let others = format!("1 other job of the same command: {other} (running");
+    assert!(cancelled.stderr.contains(&others), "{}", cancelled.stderr);
     assert!(is(first, "cancelled") && is(MOVES[2], "snapshotting"), "{:#?}", listed(state));
     let cancelled = jobs(state, &["cancel", &night, "--all"]).expect_code(0).stdout;
     let ended = [format!("job {night} has ended already: cancelled"), format!("job {other}: cancelled")];

@@ -235,7 +235,7 @@ fn done_at_rest(place: &Fixture) -> u64 {
     before
 }
 
-/// A job at 500 keys a second is paused: nothing moves for longer than a second's worth takes; it is told
+/// A job at 500 keys a second is paused: nothing moves for longer than a second's worth takes; it is set
 /// to be as fast as it can and still rests; it is resumed, and comes to its end.
 #[track_caller]
 fn is_paused_set_and_resumed(kind: &str, more: &[&str]) {
@@ -466,7 +466,7 @@ fn once_it_moves_keys(state: &str, running: &mut Running) -> Value {
     }
 }
 
-/// At a key a second it would take hours; told to be faster, it is there at once.
+/// At a key a second it would take hours; set to be faster, it is there at once.
 #[test]
 fn a_move_of_slots_is_paused_set_and_resumed() {
     let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();

@@ -130,7 +130,7 @@ fn keys_deleted_while_they_are_copied() {
         assert_eq!(count(&report, "failed"), 0, "{report}");
         assert!(count(&report, "gone") > 0, "no key was deleted at the right time: {report}");
         assert_kept(&at(source.addr()), &at(target.addr()), "stays:");
-        // A key that was deleted after it was read is there: only a change feed could tell. None is invented.
+        // A key that was deleted after it was read is there: only a change feed could know. None is invented.
         let (ours, theirs) = (keys(&at(source.addr())), keys(&at(target.addr())));
         assert!(theirs.keys().all(|name| name.starts_with(b"stays:") || name.starts_with(b"goes:")));
         assert!(
@@ -211,7 +211,7 @@ fn expiry_times_are_exact() {
             for i in 0..3000 {
                 pipe.cmd("PEXPIRETIME").arg(format!("key:{i}"));
             }
-            pipe.query(&mut server.connection()).expect("it tells")
+            pipe.query(&mut server.connection()).expect("it answers")
         };
         let expected = expiries(&source);
         assert!(expected.iter().all(|at| *at > now));
@@ -301,7 +301,7 @@ fn streams_with_a_past() {
             source.call(&command.split(' ').collect::<Vec<_>>());
         }
         copied(&[&source.addr(), &target.addr()]);
-        // Delivery times are told relative to now where a stream has to be copied entry by entry.
+        // Delivery times are reported relative to now where a stream has to be copied entry by entry.
         Comparison::default().tolerance_ms(20).assert_equal(&at(source.addr()), &at(target.addr()));
         let report = copied(&[&source.addr(), &target.addr(), "--replace", "--big-key", "1"]);
         assert_eq!(count(&report, "big"), streams.len() as u64, "{report}");

@@ -238,9 +238,9 @@ fn indexes_are_named_with_what_makes_them(from: Engine, to: Engine) {
         ask(&mut there, command);
     }
     let about = |connection: &mut Connection, index: &str| {
-        let told: Vec<Value> =
+        let fields: Vec<Value> =
             redis::from_redis_value(ask(connection, &format!("FT.INFO {index}"))).expect("a list");
-        format!("{:?}", &told[..8])
+        format!("{:?}", &fields[..8])
     };
     for index in ["texts", "documents"] {
         assert_eq!(about(&mut connection, index), about(&mut there, index));

@@ -13,7 +13,7 @@ use whimbrel_lab::{Engine, wait_until};
 use whimbrel_loadgen::content::{Content, Names};
 use whimbrel_loadgen::load::{self, Pace};
 
-/// Slots that move, and what tells them on the command line.
+/// Slots that move, and how they are written on the command line.
 const MOVING: RangeInclusive<u16> = 0..=1023;
 const MOVING_TEXT: &str = "0-1023";
 
@@ -92,8 +92,8 @@ fn assert_kept(scene: &Scene, writers: ClusterWriters, owner: usize) {
 }
 
 /// The only job of a report.
-fn job(told: &MoveReport) -> serde_json::Value {
-    told.report["jobs"][0].clone()
+fn job(outcome: &MoveReport) -> serde_json::Value {
+    outcome.report["jobs"][0].clone()
 }
 
 fn what_does_not_move_is_left(engine: Engine) {
@@ -106,9 +106,9 @@ fn what_does_not_move_is_left(engine: Engine) {
         scene.jobs(&["list"]).run().stdout.contains("\"fell_back\"")
     });
     prevent(&scene, Slowdown::Off);
-    let told = MoveReport::by(running);
-    told.assert_done();
-    let job = job(&told);
+    let outcome = MoveReport::by(running);
+    outcome.assert_done();
+    let job = job(&outcome);
     assert_eq!(job["method"], "external", "{job:#}");
     let why = job["fell_back"].as_str().expect("it says why");
     assert!(why.contains("it did not move for 2 s"), "{why}");
@@ -119,8 +119,8 @@ fn what_does_not_move_is_left(engine: Engine) {
     assert_kept(&scene, writers, 1);
     scene.assert_unchanged(&before);
     // Nothing is in the way of the next one.
-    let told = MoveReport::by(scene.reshard(MOVING_TEXT, 0, &["--method", "native"]).spawn());
-    assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+    let outcome = MoveReport::by(scene.reshard(MOVING_TEXT, 0, &["--method", "native"]).spawn());
+    assert_eq!(outcome.report["jobs"][0]["ending"], "done", "{:#}", outcome.report);
     scene.assert_unchanged(&before);
     scene.assert_nothing_hidden();
 }
@@ -267,8 +267,8 @@ fn a_server_that_forgets_is_asked_again(engine: Engine) {
     scene.assert_unchanged(&before);
     scene.assert_nothing_hidden();
     if owner == 0 {
-        let told = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--method", "native"]).spawn());
-        assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+        let outcome = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--method", "native"]).spawn());
+        assert_eq!(outcome.report["jobs"][0]["ending"], "done", "{:#}", outcome.report);
         scene.assert_unchanged(&before);
     }
 }
@@ -285,7 +285,7 @@ fn native_alone_stays_native(engine: Engine) {
     ] {
         scene.reshard(MOVING_TEXT, 1, more).run().expect_code(2);
     }
-    // It cannot write a snapshot of its own while it is told to wait for ever.
+    // It cannot write a snapshot of its own while it is made to wait for ever.
     let mut running = held(&scene, Slowdown::Still, &["--method", "native"]);
     let deadline = Instant::now() + Duration::from_secs(4);
     while Instant::now() < deadline {
@@ -312,22 +312,22 @@ fn everything_moves_however_much_is_written() {
     let plan = load::Plan { addresses, owner_of, content, clients: 4, pace: Pace::Saturate(100) };
     let load = load::Load::start(&plan);
     let begun = load.elapsed();
-    let mut told = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
+    let mut outcome = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
     for _ in 0..5 {
-        let job = job(&told);
+        let job = job(&outcome);
         if job["ending"] == "done" {
             break;
         }
         eprintln!("again: {}; {} moved", job["reason"], job["slots_handed_over"]);
-        assert!(told.reason().contains("takes a pause"), "{:#}", told.report);
-        told = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
+        assert!(outcome.reason().contains("takes a pause"), "{:#}", outcome.report);
+        outcome = MoveReport::by(scene.reshard(MOVING_TEXT, 1, &["--native-stall", "3s"]).spawn());
     }
     let window = begun..load.elapsed();
     let recorded = load.stop();
     let written = recorded.samples.len() as f64 * 100.0 / window.end.as_secs_f64();
-    let job = job(&told);
+    let job = job(&outcome);
     eprintln!("{written:.0} writes a second; {} {}", job["method"], job["fell_back"]);
-    assert_eq!(job["ending"], "done", "{:#}", told.report);
+    assert_eq!(job["ending"], "done", "{:#}", outcome.report);
     assert_kept(&scene, writers, 1);
     let mut after = scene.unwritten();
     after.keys.retain(|key, _| before.keys.contains_key(key));

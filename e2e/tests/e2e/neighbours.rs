@@ -107,12 +107,12 @@ fn a_migration_of_the_same_slots_loses_nothing(engine: Engine) {
         eprintln!("{engine}, to node {node}: {}", natives(&scene, 0));
         std::fs::write(&go_on, "").expect("a file in our folder");
         let output = running.wait(PATIENCE).expect("it ends");
-        let told = MoveReport::of(output.clone());
-        eprintln!("{engine}, to node {node}: {:?} {}", output.code(), told.reason());
+        let outcome = MoveReport::of(output.clone());
+        eprintln!("{engine}, to node {node}: {:?} {}", output.code(), outcome.reason());
         let owner = scene.cluster.owner_of(100).expect("an owner");
         match output.code() {
             Some(0) => assert_eq!(owner, 1),
-            Some(7) => assert_eq!(owner, node, "{:#}", told.report),
+            Some(7) => assert_eq!(owner, node, "{:#}", outcome.report),
             code => panic!("{code:?}: {output:#?}"),
         }
         assert!(writers.wait_for(200, PATIENCE), "the writers have stopped");
@@ -223,9 +223,9 @@ fn two_that_begin_at_the_same_moment_do_so_one_after_the_other(engine: Engine) {
         for mut running in [first, second] {
             let output = running.wait(PATIENCE).expect("it ends");
             // One that comes a moment later is refused with who is there, or has waited.
-            let is_told = ["another whimbrel is moving slots there: job ", "slots marked as importing"];
-            let is_told = is_told.iter().any(|what| said(&output).contains(what));
-            assert!(output.code() == Some(0) || output.code() == Some(4) && is_told, "{output:#?}");
+            let refusals = ["another whimbrel is moving slots there: job ", "slots marked as importing"];
+            let is_refused = refusals.iter().any(|what| said(&output).contains(what));
+            assert!(output.code() == Some(0) || output.code() == Some(4) && is_refused, "{output:#?}");
         }
         shards::assert_sound(&scene.cluster);
     }

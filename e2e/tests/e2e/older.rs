@@ -137,7 +137,7 @@ const DATA: &[&str] = &[
     "XGROUP CREATE stream:empty waiting $ MKSTREAM",
 ];
 
-/// What these say is to be the same on both sides. `XPENDING` and `XINFO` tell some things relative to now,
+/// What these say is to be the same on both sides. `XPENDING` and `XINFO` report some things relative to now,
 /// and are looked at apart.
 const LOOKS: &[&str] = &[
     "GET string:plain",
@@ -162,11 +162,11 @@ const LOOKS: &[&str] = &[
 fn parts(connection: &mut Connection, words: &str, names: &[&str]) -> Vec<String> {
     let parts: Vec<BTreeMap<String, Value>> =
         redis::from_redis_value(ask(connection, words)).expect("a list of maps");
-    let told = |part: &BTreeMap<String, Value>| {
+    let shown = |part: &BTreeMap<String, Value>| {
         let fields: Vec<_> = names.iter().map(|name| part.get(*name)).collect();
         format!("{fields:?}")
     };
-    parts.iter().map(told).collect()
+    parts.iter().map(shown).collect()
 }
 
 fn assert_same(source: &mut Connection, target: &mut Connection, what: &str) {
@@ -271,8 +271,8 @@ fn a_target_that_takes_short_commands_only() {
     let target = Server::builder(Engine::Redis70).arg("client-query-buffer-limit", "1mb").start();
     let target = target.expect("the server starts");
     let copied = whimbrel(&["copy", &source.addr(), &target.addr()]).expect_code(5);
-    let told = format!("{}{}", copied.stdout, copied.stderr);
-    assert!(told.contains("item too long") && told.contains("client-query-buffer-limit"), "{told}");
+    let output = format!("{}{}", copied.stdout, copied.stderr);
+    assert!(output.contains("item too long") && output.contains("client-query-buffer-limit"), "{output}");
     let mut theirs = connect(&target.addr());
     assert_eq!(ask(&mut theirs, "DBSIZE"), Value::Int(42));
     assert_eq!(ask(&mut theirs, "STRLEN long"), Value::Int(3 << 20));

@@ -104,7 +104,7 @@ fn in_db(server: &Server, db: i64) -> redis::Connection {
 }
 
 fn info(connection: &mut redis::Connection, section: &str) -> BTreeMap<String, String> {
-    let text: String = redis::cmd("INFO").arg(section).query(connection).expect("it tells about itself");
+    let text: String = redis::cmd("INFO").arg(section).query(connection).expect("it answers");
     let fields = text.lines().filter_map(|line| line.split_once(':'));
     fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }

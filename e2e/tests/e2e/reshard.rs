@@ -10,7 +10,7 @@ use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, runs, wait_for_phase
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, wait_until};
 
-/// Slots that move, and what tells them on the command line.
+/// Slots that move, and how they are written on the command line.
 const MOVING: std::ops::RangeInclusive<u16> = 0..=2047;
 const MOVING_TEXT: &str = "0-2047";
 
@@ -26,11 +26,11 @@ fn slots_move_under_writers(engine: Engine) {
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     for run in 0..runs("WHIMBREL_RUNS", 2) {
         let target = (run + 1) % 2;
-        let told = MoveReport::by(scene.reshard(MOVING_TEXT, target, &["--method", "external"]).spawn());
-        told.assert_done();
-        assert_eq!(told.report["slots"], 2048, "{:#}", told.report);
-        assert!(told.report["pauses"]["count"].as_u64() >= Some(1), "{:#}", told.report);
-        assert!(writers.wait_for(WARM / 3, PATIENCE), "the writers stopped after {:#}", told.report);
+        let outcome = MoveReport::by(scene.reshard(MOVING_TEXT, target, &["--method", "external"]).spawn());
+        outcome.assert_done();
+        assert_eq!(outcome.report["slots"], 2048, "{:#}", outcome.report);
+        assert!(outcome.report["pauses"]["count"].as_u64() >= Some(1), "{:#}", outcome.report);
+        assert!(writers.wait_for(WARM / 3, PATIENCE), "the writers stopped after {:#}", outcome.report);
         let owned = shards::slots_of(&scene.cluster, target).unwrap();
         assert!(MOVING.clone().all(|slot| owned.contains(&slot)), "run {run}");
     }
@@ -127,9 +127,9 @@ fn documented_permissions_are_enough(engine: Engine) {
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     // What is tested is the permissions, on busy machines as well.
     let args = ["--user", "mover", "--method", "external", "--max-pause", "5s"];
-    let told =
+    let outcome =
         MoveReport::by(scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret").spawn());
-    told.assert_done();
+    outcome.assert_done();
     assert!(writers.wait_for(WARM / 3, PATIENCE));
     let record = writers.stop();
     eprintln!("{engine}: {}", record.observed);
@@ -138,7 +138,7 @@ fn documented_permissions_are_enough(engine: Engine) {
     scene.assert_unchanged(&before);
 }
 
-/// Nothing is changed without being told to.
+/// Nothing is changed unless asked for.
 fn plans_are_only_shown(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
     Dataset::generate(23, Scale::Tiny).write_to(&scene.deployment()).unwrap();
@@ -172,9 +172,9 @@ fn the_native_method_moves_slots_under_writers() {
     let writers = scene.writers(MOVING);
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     for target in [1, 0] {
-        let told = MoveReport::by(scene.reshard(MOVING_TEXT, target, &["--method", "native"]).spawn());
-        assert_eq!(told.report["jobs"][0]["method"], "native", "{:#}", told.report);
-        assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+        let outcome = MoveReport::by(scene.reshard(MOVING_TEXT, target, &["--method", "native"]).spawn());
+        assert_eq!(outcome.report["jobs"][0]["method"], "native", "{:#}", outcome.report);
+        assert_eq!(outcome.report["jobs"][0]["ending"], "done", "{:#}", outcome.report);
         assert!(writers.wait_for(WARM / 3, PATIENCE));
     }
     let record = writers.stop();
@@ -192,9 +192,9 @@ fn servers_that_hide_keys_move_slots_themselves() {
     let writers = scene.writers(MOVING);
     assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
     for target in [1, 0] {
-        let told = MoveReport::by(scene.reshard(MOVING_TEXT, target, &[]).spawn());
-        assert_eq!(told.report["jobs"][0]["method"], "native", "{:#}", told.report);
-        assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+        let outcome = MoveReport::by(scene.reshard(MOVING_TEXT, target, &[]).spawn());
+        assert_eq!(outcome.report["jobs"][0]["method"], "native", "{:#}", outcome.report);
+        assert_eq!(outcome.report["jobs"][0]["ending"], "done", "{:#}", outcome.report);
         assert!(writers.wait_for(WARM / 3, PATIENCE));
     }
     let record = writers.stop();
@@ -211,8 +211,8 @@ fn the_legacy_method_moves_slots() {
     let scene = Scene::of(Engine::Redis70, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
     Dataset::generate(25, Scale::Tiny).write_to(&scene.deployment()).unwrap();
     let before = scene.unwritten();
-    let told = MoveReport::by(scene.reshard("0-511", 1, &["--method", "legacy"]).spawn());
-    assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+    let outcome = MoveReport::by(scene.reshard("0-511", 1, &["--method", "legacy"]).spawn());
+    assert_eq!(outcome.report["jobs"][0]["ending"], "done", "{:#}", outcome.report);
     assert_eq!(shards::slots_of(&scene.cluster, 0).unwrap().len(), 8192 - 512);
     shards::assert_sound(&scene.cluster);
     // MIGRATE sends what is left until a key expires, so it expires later by as long as it took to arrive.
@@ -226,8 +226,8 @@ fn a_legacy_move_that_fails_says_what_has_moved() {
     scene.fill(5..=5, 1, 20);
     let target = &scene.cluster.nodes()[1];
     assert_eq!(target.call(&["CONFIG", "SET", "maxmemory", "1"]), redis::Value::Okay);
-    let told = MoveReport::of(scene.reshard("0-9", 1, &["--method", "legacy"]).run().expect_code(7));
-    let job = &told.report["jobs"][0];
+    let outcome = MoveReport::of(scene.reshard("0-9", 1, &["--method", "legacy"]).run().expect_code(7));
+    let job = &outcome.report["jobs"][0];
     assert_eq!((&job["ending"], &job["slots_handed_over"]), (&"failed".into(), &"0-4".into()), "{job:#}");
     let name = job["id"].as_str().expect("a name");
     let shown = scene.jobs(&["show", name]).run().expect_code(0).stdout;
@@ -244,14 +244,14 @@ fn a_legacy_move_that_fails_says_what_has_moved() {
 fn a_target_without_replicas_is_named() {
     let scene = Scene::of(Engine::Valkey81, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
     let args = ["--slots", "0-9", "--to", scene.cluster.node_id(1), "--dry-run"];
-    let told = || scene.command("reshard", &args).run().expect_code(0).stdout;
-    assert!(told().contains("\"without_replicas\":[]"), "{}", told());
+    let shown = || scene.command("reshard", &args).run().expect_code(0).stdout;
+    assert!(shown().contains("\"without_replicas\":[]"), "{}", shown());
     let replica = &scene.cluster.replicas_of(1)[0];
     assert_eq!(replica.call(&["CLUSTER", "REPLICATE", scene.cluster.node_id(0)]), redis::Value::Okay);
     let target = scene.cluster.nodes()[1].addr();
     whimbrel_e2e::fleets::until("it is named", || {
-        let told = told();
-        told.split_once("\"without_replicas\":[\"")
+        let shown = shown();
+        shown.split_once("\"without_replicas\":[\"")
             .is_some_and(|(_, rest)| rest.contains(&target))
             .then_some(())
     });
@@ -266,9 +266,9 @@ fn a_primary_without_slots_is_named() {
         let args = [&["rebalance", &seed, "--dry-run"][..], more].concat();
         whimbrel_e2e::binary::run(&args).expect_code(0)
     };
-    let told = rebalance(&[]).stderr;
-    assert!(told.contains(&scene.cluster.nodes()[2].addr()) && told.contains("--use-empty"), "{told}");
-    assert!(!told.contains("everything is where it should be"), "{told}");
+    let stderr = rebalance(&[]).stderr;
+    assert!(stderr.contains(&scene.cluster.nodes()[2].addr()) && stderr.contains("--use-empty"), "{stderr}");
+    assert!(!stderr.contains("everything is where it should be"), "{stderr}");
     assert!(rebalance(&["--json"]).stdout.contains("\"empty_primaries\":[\""));
     assert!(rebalance(&["--json", "--use-empty"]).stdout.contains("\"empty_primaries\":[]"));
 }
@@ -299,7 +299,7 @@ fn a_source_that_saves_meanwhile_lives(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]])
         .cluster(whimbrel_lab::ClusterBuilder::overwrites_freed)
         .start();
-    // So many in each slot that its table has two or four buckets, and shrinks only when it is empty.
+    // Enough in each slot for its table to have two or four buckets, and to shrink only when it is empty.
     scene.fill(0..=199, 200, 2_800);
     let before = scene.unwritten();
     let writers = scene.writers(0..=199);

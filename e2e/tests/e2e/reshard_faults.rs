@@ -199,8 +199,8 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
         }
         std::fs::write(&go_on, "").expect("a file in our folder");
         let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
-        let told = MoveReport::of(output.expect_code(130));
-        assert_eq!(told.report["jobs"][0]["ending"], "cancelled", "{place}: {:#}", told.report);
+        let outcome = MoveReport::of(output.expect_code(130));
+        assert_eq!(outcome.report["jobs"][0]["ending"], "cancelled", "{place}: {:#}", outcome.report);
         if let Some(mut asked) = asked {
             asked
                 .wait(PATIENCE)
@@ -356,7 +356,7 @@ fn are_killed(engine: Engine, cases: Cases, how: &[&str]) {
 /// Phases in which the source owns all slots: what becomes of the job is nothing to clients.
 const BEFORE_THE_FENCE: [&str; 3] = ["snapshotting", "streaming", "draining"];
 
-/// Valkey tells replicas of a mark before the primary sets it. Where whimbrel dies between the two, replicas
+/// Valkey sends replicas a mark before the primary sets it. Where whimbrel dies between the two, replicas
 /// alone have it, and nobody would ever clear it.
 fn marks_that_only_a_replica_has_are_cleared(engine: Engine) {
     let scene = scene(engine);
@@ -468,7 +468,7 @@ fn slots_that_somebody_moved_on_stay_there(engine: Engine, cases: Cases) {
         assert_eq!(output.code(), None, "{case}: it was not killed: {output:#?}");
         let old = scene.unfinished().remove(0);
         if scene.cluster.owner_of(0).map_or(true, |owner| owner == 0) {
-            // Taken over, and told to nobody yet.
+            // Taken over, and announced to nobody yet.
             let seed = scene.cluster.seed();
             whimbrel_e2e::binary::run(&["repair", &seed, "--yes"]).expect_code(0);
         }

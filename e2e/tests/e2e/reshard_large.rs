@@ -95,8 +95,8 @@ fn change(kind: Kind, key: &str, size: usize, turn: u64) -> Cmd {
 
 /// Their changes are followed element by element.
 fn large_hashes_and_sets_move(engine: Engine) {
-    let told = move_large(engine, &[Kind::Hash, Kind::Set, Kind::SortedSet]);
-    told.assert_done();
+    let outcome = move_large(engine, &[Kind::Hash, Kind::Set, Kind::SortedSet]);
+    outcome.assert_done();
 }
 
 /// Places in a list have no names: it moves within the pause, or not at all.
@@ -169,13 +169,13 @@ fn move_large(engine: Engine, kinds: &[Kind]) -> MoveReport {
     }
     let owned = shards::slots_of(&scene.cluster, 0).expect("the source answers").len();
     let has_moved = output.code() == Some(0);
-    let told = MoveReport::of(if has_moved { output } else { output.expect_code(7) });
+    let outcome = MoveReport::of(if has_moved { output } else { output.expect_code(7) });
     if has_moved {
-        told.assert_done();
-        eprintln!("{engine}: moved, pauses {}", told.report["pauses"]);
+        outcome.assert_done();
+        eprintln!("{engine}: moved, pauses {}", outcome.report["pauses"]);
         assert_eq!(owned, 8192 - 100);
     } else {
-        let reason = told.reason();
+        let reason = outcome.reason();
         eprintln!("{engine}: refused: {reason}");
         assert!(reason.contains("pause"), "{reason}");
         assert_eq!(owned, 8192);
@@ -183,7 +183,7 @@ fn move_large(engine: Engine, kinds: &[Kind]) -> MoveReport {
     shards::assert_sound(&scene.cluster);
     let twin = Deployment::at(twin.addr()).expect("the twin answers");
     Comparison::default().databases(&[(0, 0)]).assert_equal(&twin, &scene.deployment());
-    told
+    outcome
 }
 
 /// The two servers remove keys whose time has come when each sees fit, the source none at all under a pause:

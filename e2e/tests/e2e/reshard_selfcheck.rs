@@ -177,7 +177,7 @@ fn unsound_clusters_are_found(engine: Engine) {
         assert!(troubles.iter().any(|trouble| trouble.contains(words)), "{words}: {troubles:?}");
     };
 
-    // What a primary did not tell its replica.
+    // What a primary did not send its replica.
     let key = format!("{{{}}}", tags[0]);
     let quietly = "redis.set_repl(redis.REPL_NONE) redis.call('HSET', KEYS[1], 'other', 'value')";
     call(&cluster, &key, &["EVAL", quietly, "1", &key]);
@@ -201,7 +201,7 @@ fn unsound_clusters_are_found(engine: Engine) {
     call_wrong(&["FLUSHALL"]);
     shards::assert_sound(&cluster);
 
-    // A slot that nobody owns in the eyes of one node, until its owner tells it so again, a moment later.
+    // A slot that nobody owns in the eyes of one node, until its owner announces it again, a moment later.
     for _ in 0..50 {
         call_wrong(&["CLUSTER", "DELSLOTS", &slot]);
         let troubles = shards::troubles(&cluster).unwrap();

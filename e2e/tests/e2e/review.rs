@@ -81,7 +81,7 @@ fn copied_within_budget(source: &str, target: &str) -> u64 {
     peak
 }
 
-/// So many short strings that the average says nothing of the one that is large.
+/// Enough short strings for the average to say nothing of the one that is large.
 fn short_strings(connection: &mut dyn ConnectionLike, count: usize) {
     for from in (0..count).step_by(10_000) {
         let mut pipe = redis::pipe();
@@ -130,8 +130,8 @@ const COPIES_OF_AN_ELEMENT: u64 = 3;
 #[test]
 fn a_large_field_among_small_ones_is_held_alone() {
     const FIELD_BYTES: usize = 100_000_000;
-    // The second has few enough to be looked at one by one, were it not for how few a server looks at unless
-    // told.
+    // The second has few enough to be looked at one by one, were it not for how few a server looks at by
+    // default.
     for small in [2_000, 7] {
         let (source, target) = (server(Engine::Redis70), server(Engine::Redis80));
         let mut pipe = redis::pipe();
@@ -159,10 +159,8 @@ fn noise(count: usize) -> Vec<u8> {
 /// Whether a large payload was asked for. A server is also probed with keys that do not exist, which takes it
 /// no time worth counting.
 fn was_dumped(server: &Server) -> bool {
-    let text: String = redis::cmd("INFO")
-        .arg("commandstats")
-        .query(&mut server.connection())
-        .expect("it tells about itself");
+    let text: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("it answers");
     let stats = text.lines().find_map(|line| line.strip_prefix("cmdstat_dump:"));
     let usec = stats.and_then(|stats| stats.split(',').find_map(|field| field.strip_prefix("usec=")));
     usec.is_some_and(|usec| usec.parse::<u64>().expect("a number") > 10_000)

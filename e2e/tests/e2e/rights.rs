@@ -39,9 +39,9 @@ fn assert_arrived(source: &Server, target: &Server) {
     Comparison::default().databases(&[(0, 0)]).tolerance_ms(LATER_MS).assert_equal(&source, &target);
 }
 
-/// What a user with three rights is told that nobody can promise.
-fn assert_told(output: &Output) {
-    let told = format!("{}{}", output.stdout, output.stderr);
+/// A user with three rights is notified of what nobody can promise.
+fn assert_notified(output: &Output) {
+    let shown = format!("{}{}", output.stdout, output.stderr);
     for words in [
         "without INFO it goes unnoticed if the source is emptied (FLUSHALL, FLUSHDB, SWAPDB) or replaced",
         "nothing is known of other databases, of how many keys there are and how many of the target",
@@ -49,7 +49,7 @@ fn assert_told(output: &Output) {
         "values move as dumps",
         "one whose dump is above",
     ] {
-        assert!(told.contains(words), "{words}: {told}");
+        assert!(shown.contains(words), "{words}: {shown}");
     }
 }
 
@@ -60,7 +60,7 @@ fn three_rights_are_enough(engine: Engine) {
     let from = as_user(&source, &THREE);
 
     let rehearsed = run(&["copy", &from, &target.addr(), "--dry-run"]).expect_code(0);
-    assert_told(&rehearsed);
+    assert_notified(&rehearsed);
     let Value::Int(keys) = source.call(&["DBSIZE"]) else { panic!("no number of keys") };
     let counted: String = rehearsed.stderr.chars().filter(|c| *c != ',').collect();
     assert!(counted.contains(&format!(" {keys} keys; to db 0")), "{keys}: {}", rehearsed.stderr);
@@ -68,7 +68,7 @@ fn three_rights_are_enough(engine: Engine) {
 
     let before = Instant::now();
     let copied = run(&["copy", &from, &target.addr(), "--json"]).expect_code(0);
-    assert_told(&copied);
+    assert_notified(&copied);
     assert_arrived(&source, &target);
     let Value::Int(left) = target.call(&["PTTL", "expires"]) else { panic!("no expiry") };
     let passed = i64::try_from(before.elapsed().as_millis()).expect("less than forever");
@@ -97,20 +97,20 @@ fn a_killed_copy_goes_on(engine: Engine) {
     // What was copied before the kill is not removed again.
     target.call(&["DEL", "plain:7"]);
     let output = job(&["--resume"]).wait(PATIENCE).expect("it ends").expect_code(0);
-    assert_told(&output);
+    assert_notified(&output);
     assert!(output.stdout.contains("\"resumed\":true"), "{}", output.stdout);
     assert!(output.stdout.contains("scanned from the beginning"), "{}", output.stdout);
     assert_arrived(&source, &target);
 }
 
-/// A cluster has to tell as well which node has which slots.
+/// A cluster has to show as well which node has which slots.
 #[test]
 fn a_cluster_needs_one_right_more() {
     let user = |rights: &str| format!("user mover on >secret ~* +scan +pttl +dump {rights}");
     let cluster =
         |engine, rights| Cluster::builder(engine).user_acl(&user(rights)).start().expect("it starts");
-    let (telling, target) = (cluster(Engine::Redis70, "+cluster|slots"), server(Engine::Valkey91));
-    fill(&deployment(telling.seed()));
+    let (answering, target) = (cluster(Engine::Redis70, "+cluster|slots"), server(Engine::Valkey91));
+    fill(&deployment(answering.seed()));
     let from = |cluster: &Cluster| format!("redis://mover:secret@{}", cluster.seed());
     // Redis 6.0 refuses even the greeting that says so; keys of other nodes show it.
     for engine in [Engine::Redis70, Engine::Redis60] {
@@ -119,8 +119,8 @@ fn a_cluster_needs_one_right_more() {
         assert!(refused.stderr.contains("to run the 'cluster"), "{engine}: {refused:#?}");
     }
     assert_eq!(target.call(&["DBSIZE"]), Value::Int(0), "something was written");
-    assert_told(&run(&["copy", &from(&telling), &target.addr()]).expect_code(0));
-    let [source, target] = [telling.seed(), target.addr()].map(deployment);
+    assert_notified(&run(&["copy", &from(&answering), &target.addr()]).expect_code(0));
+    let [source, target] = [answering.seed(), target.addr()].map(deployment);
     Comparison::default().databases(&[(0, 0)]).tolerance_ms(LATER_MS).assert_equal(&source, &target);
 }
 
@@ -210,14 +210,14 @@ fn single_rights_may_be_missing() {
         let from = as_user(&source, &["+@all", lacks]);
         let copied = run(&["copy", &from, &target.addr()]).expect_code(0);
         assert!(copied.stderr.contains(words), "{lacks}: {copied:#?}");
-        let is_told = copied.stderr.contains("rights   ");
-        assert_eq!(is_told, !words.is_empty(), "{lacks}: {copied:#?}");
+        let is_shown = copied.stderr.contains("rights   ");
+        assert_eq!(is_shown, !words.is_empty(), "{lacks}: {copied:#?}");
         let [left, right] = [&source, &target].map(|server| deployment(server.addr()));
         Comparison::default().databases(&[(0, 0)]).assert_equal(&left, &right);
     }
 }
 
-/// Before Redis 6.2 even the greeting is refused: a dump tells what there is to know.
+/// Before Redis 6.2 even the greeting is refused: a dump shows what there is to know.
 fn an_old_server_is_known_by_a_dump(engine: Engine) {
     let (source, target) = (server(engine), server(Engine::Valkey91));
     for n in 0..1_000 {

@@ -51,7 +51,7 @@ impl Watched {
             let age_ms = || -> u64 {
                 let fields: Vec<String> =
                     redis::from_redis_value(sentinel.call(&["SENTINEL", "MASTER", NAME])).expect("fields");
-                let age = fields.chunks(2).find(|pair| pair[0] == "info-refresh").expect("it tells");
+                let age = fields.chunks(2).find(|pair| pair[0] == "info-refresh").expect("it answers");
                 age[1].parse().expect("a number")
             };
             let mut last = age_ms();

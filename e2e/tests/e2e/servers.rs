@@ -76,11 +76,11 @@ fn its_slots_move_from_outside(engine: Engine) {
     let writers = scene.writers(0..=1023);
     assert!(writers.wait_for(1_000, PATIENCE), "the writers do not come to work");
     for target in [1, 0] {
-        let told = MoveReport::by(scene.reshard("0-1023", target, &["--method", "external"]).spawn());
-        told.assert_done();
+        let outcome = MoveReport::by(scene.reshard("0-1023", target, &["--method", "external"]).spawn());
+        outcome.assert_done();
         let owned = shards::slots_of(&scene.cluster, target).expect("the nodes answer");
         assert!((0..=1023).all(|slot| owned.contains(&slot)), "{engine}: they are not there");
-        assert!(writers.wait_for(500, PATIENCE), "the writers stopped after {:#}", told.report);
+        assert!(writers.wait_for(500, PATIENCE), "the writers stopped after {:#}", outcome.report);
     }
     scene.assert_kept(&writers.stop());
     scene.assert_unchanged(&before);

@@ -199,7 +199,7 @@ fn a_cluster_becomes_a_server() {
         || fail_over(&source, &writers),
         || target.fail_over(),
     );
-    // What a server of Redis 7.0 cannot hold was told, and keeps it from taking over until it is gone.
+    // What a server of Redis 7.0 cannot hold was reported, and keeps it from taking over until it is gone.
     let failed = failures_of(&sync);
     assert!(!failed.is_empty(), "the data holds nothing that Redis 7.0 cannot hold");
     job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);

@@ -33,14 +33,14 @@ fn a_target_that_died_is_named(engine: Engine) {
     wait_for_phase(&mut running, "snapshotting");
     scene.cluster.kill9(1).expect("it can be killed");
     let output = running.wait(PATIENCE).expect("it ends by itself");
-    let told = MoveReport::of(output);
-    let reason = told.reason();
+    let outcome = MoveReport::of(output);
+    let reason = outcome.reason();
     assert!(reason.contains(&address(&scene, 1)), "{reason}");
     assert!(reason.contains("has not answered since 20"), "{reason}");
     assert_eq!(shards::slots_of(&scene.cluster, 0).expect("it answers"), before);
 }
 
-/// A daemon tries again for as long as it was told to, and then gives the slots free.
+/// A daemon tries again for as long as it was set to, and then gives the slots free.
 fn a_daemon_gives_up_what_waits_for_a_dead_target(engine: Engine) {
     let scene = scene(engine);
     let more = [&EXTERNAL[..], &["--rate-keys", "200", "--stall", "8s"]].concat();
@@ -114,9 +114,9 @@ fn a_limit_that_cuts_the_feed_is_named(engine: Engine) {
     source.call(&["DEL", "large:{06S}"]);
     running.resume();
     std::fs::write(&go_on, "").expect("a file in our folder");
-    let told = MoveReport::by(running);
-    told.assert_done();
-    let job = told.report["jobs"][0]["id"].as_str().expect("a name").to_owned();
+    let outcome = MoveReport::by(running);
+    outcome.assert_done();
+    let job = outcome.report["jobs"][0]["id"].as_str().expect("a name").to_owned();
     let events = scene.jobs(&["events", &job]).run().expect_code(0).stdout;
     let named = format!("its client-output-buffer-limit for replicas (slave {limit}) cut the link at 20");
     assert!(events.contains(&named), "{events}");

@@ -107,7 +107,7 @@ fn a_sync_shows_itself() {
     // A link that breaks is worth a line in the log, and every line of the log is JSON.
     let resumed = "whimbrel_sync_source_links_resumed_total{";
     proxy.cut();
-    // While there is none, nobody is told that all is well.
+    // While there is none, nothing reports that all is well.
     let deadline = Instant::now() + PATIENCE;
     while get(&at, "/readyz").0.contains("200") {
         assert!(Instant::now() < deadline, "a broken link is not seen");
@@ -220,7 +220,7 @@ fn a_sync_that_is_paused_says_so() {
     stop(sync);
 }
 
-/// The labels that a process tells with each of its metrics.
+/// The labels that a process shows with each of its metrics.
 fn labels_of(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -232,7 +232,7 @@ fn labels_of(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
-/// Every query of the dashboard asks for what a process tells, by labels that it has.
+/// Every query of the dashboard asks for what a process shows, by labels that it has.
 #[test]
 fn the_dashboard_asks_for_what_there_is() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/grafana/whimbrel.json");
@@ -261,10 +261,10 @@ fn the_dashboard_asks_for_what_there_is() {
     let coordinators = fleet.coordinators.iter().map(|one| &one.running);
     let running = jobs.iter().chain([&following, &daemon, &front.running]).chain(coordinators);
     let ports: Vec<String> = running.map(http_of).collect();
-    let mut told: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut shown: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for at in &ports {
         for (name, labels) in labels_of(&get(at, "/metrics").1) {
-            told.entry(name).or_default().extend(labels);
+            shown.entry(name).or_default().extend(labels);
         }
     }
     let mut asked = 0;
@@ -274,7 +274,7 @@ fn the_dashboard_asks_for_what_there_is() {
             let (query, legend) = (text("expr"), text("legendFormat"));
             let is_apart = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
             for name in query.split(is_apart).filter(|word| word.starts_with("whimbrel_")) {
-                let labels = told.get(name).unwrap_or_else(|| panic!("nobody tells {name}: {told:#?}"));
+                let labels = shown.get(name).unwrap_or_else(|| panic!("nobody shows {name}: {shown:#?}"));
                 let wanted = legend.split("{{").skip(1).filter_map(|rest| rest.split_once("}}"));
                 let mut wanted = wanted.map(|(label, _)| label).filter(|label| *label != "instance");
                 assert_eq!(wanted.find(|label| !labels.contains(*label)), None, "{name}: {labels:?}");

@@ -18,7 +18,7 @@ enum Fault {
     StopMember,
     /// From all coordinators, for as long.
     CutMember,
-    /// The same, and nobody is told: nothing passes any more.
+    /// The same, and nobody is notified: nothing passes any more.
     StallMember,
     KillCoordinator,
     StopCoordinator,
@@ -100,7 +100,7 @@ fn longest_wait(through: &[String], lasts: Duration) -> Duration {
     longest
 }
 
-/// Does all faults in turn, to victims by chance, for as long as `lasts`. Tells the longest time after each
+/// Does all faults in turn, to victims by chance, for as long as `lasts`. Returns the longest time after each
 /// in which there was no answer for each list. With two backends data moves between them meanwhile.
 fn disturb(fleet: &mut Fleet, appenders: &Appenders, lasts: Duration, moves: bool) -> Vec<(Fault, Duration)> {
     let seed = u64::from(std::process::id());
@@ -237,8 +237,8 @@ fn nothing_is_lost(mut fleet: Fleet, lasts: Duration, moves: bool) {
     let waits = disturb(&mut fleet, &appenders, lasts, moves);
     for member in 0..3 {
         until("it takes its part again", || {
-            let told = fleet.command(&["join", &format!("front-{member}"), "--no-wait"]);
-            (told.code() == Some(0)).then_some(())
+            let output = fleet.command(&["join", &format!("front-{member}"), "--no-wait"]);
+            (output.code() == Some(0)).then_some(())
         });
     }
     let status = fleet.settled(3);

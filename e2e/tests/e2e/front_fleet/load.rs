@@ -145,7 +145,7 @@ pub(super) fn append(
 }
 
 /// Whether all that was seen of a list fits one order in which each request was carried out at one moment
-/// between its beginning and its end. Appending tells the place, so there is one such order at most: that of
+/// between its beginning and its end. Appending shows the place, so there is one such order at most: that of
 /// the list.
 pub(super) fn check_list(held: &[String], events: &[&Event]) -> Result<(), String> {
     let mut places: HashMap<&str, usize> = HashMap::new();

@@ -17,7 +17,7 @@ const LEASE: &str = "10m";
 const STAND_BY: [&str; 5] = ["--lease", LEASE, "--copies", "2", "--dead-when-refused"];
 
 /// Members, and partitions that nobody has.
-fn told(fleet: &Fleet) -> Option<(usize, u64)> {
+fn counted(fleet: &Fleet) -> Option<(usize, u64)> {
     let status = fleet.status()?;
     Some((status["fleet"]["members"].as_array()?.len(), status["fleet"]["unowned"].as_u64()?))
 }
@@ -57,7 +57,7 @@ fn is_served_at_once(backend: &Server, mut fleet: Fleet) {
             appenders.wait_for(200);
         }
         fleet.members[round].kill9();
-        until("others have what it had", || told(&fleet).filter(|told| *told == (2, 0)));
+        until("others have what it had", || counted(&fleet).filter(|counted| *counted == (2, 0)));
         appenders.wait_for(200);
         fleet.members[round].run_again();
         if several {
@@ -114,7 +114,7 @@ fn who_is_called_dead_loses_its_slots_at_once_and_who_lives_does_not() {
         members.iter().any(|member| member["connected"] == false).then_some(())
     });
     fleet.command(&["dead", &name, "--dry-run"]).expect_code(0);
-    assert_eq!(told(&fleet), Some((2, 0)), "a dry run changes nothing");
+    assert_eq!(counted(&fleet), Some((2, 0)), "a dry run changes nothing");
     fleet.command(&["dead", &name, "--yes"]).expect_code(0);
     let mut again = fleet.members[1 - owner].connect_forwarding();
     again.set_read_timeout(Some(PATIENCE)).expect("a socket");

@@ -244,9 +244,9 @@ pub(super) struct World {
 /// Incremented by all.
 #[derive(Default)]
 pub(super) struct Counter {
-    /// The highest value that somebody was told, or read.
+    /// The highest value that an increment returned, or that was read.
     pub(super) floor: AtomicI64,
-    pub(super) told: Mutex<HashSet<i64>>,
+    pub(super) acknowledged: Mutex<HashSet<i64>>,
     pub(super) maybe: AtomicI64,
 }
 
@@ -385,7 +385,7 @@ impl Worker<'_> {
                 return Write { expires: true, ..one(command, state) };
             }
             5 => {
-                // Several commands, of which the last tells.
+                // Several commands, of which the last decides.
                 let (first, between) = self.step(key, &self.states[key].clone());
                 self.n += 1;
                 let (second, state) = self.step(key, &between);
@@ -539,7 +539,7 @@ impl Worker<'_> {
         };
         assert!(found >= from + i64::from(is_write), "{line}: {found} after {from}");
         if is_write {
-            assert!(counter.told.lock().insert(found), "{line}: {found} was told twice");
+            assert!(counter.acknowledged.lock().insert(found), "{line}: {found} was returned twice");
         }
         counter.floor.fetch_max(found, Ordering::SeqCst);
     }

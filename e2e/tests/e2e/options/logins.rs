@@ -225,7 +225,7 @@ fn documented_permissions() {
         note(1, std::slice::from_ref(&target), &target_user);
         Comparison::default()
             .databases(&[(0, 0), (1, 1), (9, 9), (0, 8)])
-            // Where a stream is copied entry by entry, delivery times are told relative to now.
+            // Where a stream is copied entry by entry, delivery times are reported relative to now.
             .tolerance_ms(20)
             .functions()
             .assert_equal(&at(source.addr()), &at(target.addr()));

@@ -8,7 +8,7 @@ use whimbrel_e2e::resharding::{PATIENCE, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, Server, wait_until};
 
-/// Slots that move, and what tells them on the command line.
+/// Slots that move, and how they are written on the command line.
 pub(super) const MOVING: std::ops::RangeInclusive<u16> = 0..=599;
 
 pub(super) const MOVING_TEXT: &str = "0-599";
@@ -153,7 +153,7 @@ pub(super) fn wait_until_replica_follows(scene: &Scene, primary: usize) {
 
 pub(super) fn wait_until_replica_knows_epoch(scene: &Scene, primary: usize) {
     let nodes = scene.cluster.nodes();
-    // A replica tells its primary's.
+    // A replica shows its primary's.
     let epoch = |node: &Server| own_line(node)[6].parse::<u64>().expect("an epoch is a number");
     let replica = &nodes[replica_of(scene, primary)];
     wait_until("the replica hears of the epoch", || epoch(replica) >= epoch(&nodes[primary]));

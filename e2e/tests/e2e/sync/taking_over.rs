@@ -112,7 +112,7 @@ fn writers_are_kept_out_after_the_cutover() {
     }
 }
 
-/// A user who asks for a cutover and thinks better of it is told which of the two it was.
+/// A user who asks for a cutover and thinks better of it learns which of the two it was.
 #[test]
 fn a_cutover_is_withdrawn_or_done() {
     let rule = "user mover on >secret ~* &* +@all";
@@ -167,7 +167,7 @@ fn a_way_back_that_cannot_work_is_refused() {
     stop(sync);
 }
 
-/// What the real one would refuse, the dry run refuses; and it tells how changes would be learnt of.
+/// What the real one would refuse, the dry run refuses; and it shows how changes would be learnt of.
 #[test]
 fn a_dry_run_is_a_rehearsal() {
     let source = Server::builder(Engine::Redis70)
@@ -213,7 +213,7 @@ fn the_way_back_loses_nothing() {
     job.cutover(&["--fence", "acl", "--back"]).expect_code(4);
     job.cutover(&["--fence", "none", "--reverse-sync"]).expect_code(4);
     let record = {
-        // Nobody is told off by the fence: that clients move is not what this is about.
+        // Nobody is refused by the fence: that clients move is not what this is about.
         let hold = forth.hold();
         job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "20s"]).expect_code(0);
         drop(hold);
