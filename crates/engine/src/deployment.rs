@@ -93,7 +93,7 @@ impl Topology {
         self.shards.get(usize::from(index).checked_sub(1)?)
     }
 
-    /// Whether `asked`, which tells of `now`, seems to have left the cluster that this is: it knows of none
+    /// Whether `asked`, which reports `now`, seems to have left the cluster that this is: it knows of none
     /// of the other nodes that have slots, and of no owner for some slot. One that was reset knows of itself
     /// at most.
     fn is_left_by(&self, now: &Topology, asked: &Address) -> bool {
@@ -177,7 +177,7 @@ impl Deployment {
     }
 
     /// As [`Deployment::probe`], of what is only read: its user need not have the right to `INFO`. What goes
-    /// on with it has to look whether [its facts are told](ServerFacts::are_told).
+    /// on with it has to look whether [its facts are reported](ServerFacts::are_told).
     ///
     /// # Errors
     /// As [`Deployment::probe`].
@@ -185,7 +185,7 @@ impl Deployment {
         Deployment::probe_by(endpoint, options, false).await
     }
 
-    async fn probe_by(endpoint: Endpoint, options: LinkOptions, is_told: bool) -> Result<Deployment> {
+    async fn probe_by(endpoint: Endpoint, options: LinkOptions, needs_info: bool) -> Result<Deployment> {
         let endpoint = Arc::new(endpoint);
         let (primary, replicas) = match &endpoint.address {
             Address::Sentinel(watched) => {
@@ -195,7 +195,7 @@ impl Deployment {
             named => (named.clone(), Vec::new()),
         };
         let at_zero = LinkOptions { db: 0, ..options };
-        let (mut link, facts, behind) = met(&endpoint, &primary, at_zero, is_told).await?;
+        let (mut link, facts, behind) = met(&endpoint, &primary, at_zero, needs_info).await?;
         if facts.replica && matches!(endpoint.address, Address::Sentinel(_)) {
             let what = "the primary that the sentinels name is a replica: a failover is under way";
             let kind = ErrorKind::Connect(std::io::Error::other(what));
@@ -209,7 +209,7 @@ impl Deployment {
             false => (Topology::behind(behind), Naming::Ip),
         };
         if topology.is_proxied() {
-            // Scripts tell it whatever the server has; libraries of functions no proxy passes on.
+            // Scripts report it whatever the server has; libraries of functions no proxy passes on.
             (capabilities.pexpiretime, capabilities.functions) = (true, false);
         }
         let endpoint = Arc::new(Endpoint { naming, ..(*endpoint).clone() });
@@ -246,7 +246,7 @@ impl Deployment {
         self.capabilities.probe_payload_version(&mut link, key.as_bytes(), false).await
     }
 
-    /// A cluster of which others tell who its nodes are. Nothing of it is looked at.
+    /// A cluster whose nodes others have reported. Nothing of it is looked at.
     pub fn told(
         endpoint: Arc<Endpoint>,
         options: LinkOptions,
@@ -293,8 +293,8 @@ impl Deployment {
         matches!(self.endpoint.address, Address::Sentinel(_))
     }
 
-    /// Whether a proxy stands before the servers: commands about several keys, and what a connection is
-    /// otherwise told, are not to be had.
+    /// Whether a proxy stands before the servers: commands about several keys, and what a connection
+    /// otherwise learns, are not to be had.
     pub fn is_proxied(&self) -> bool {
         self.topology().is_proxied()
     }
@@ -312,7 +312,7 @@ impl Deployment {
             .with_remedy("name a server behind it"))
     }
 
-    /// Refuses a deployment that does not tell this user what it is.
+    /// Refuses a deployment that does not show this user what it is.
     ///
     /// # Errors
     /// `Unfit`, with `why` and what to do.
@@ -390,7 +390,7 @@ impl Deployment {
             let reply = link.ask(&[b"CLUSTER", b"NODES"]).await?;
             match reply.as_bytes() {
                 Some(text) => marked_slots(&String::from_utf8_lossy(text), &mut open),
-                // Where an ACL forbids it, redirections still tell.
+                // Where an ACL forbids it, redirections still show it.
                 None if reply.as_error().is_some() => {}
                 None => return Err(link.unexpected("CLUSTER NODES", &reply)),
             }
@@ -449,26 +449,26 @@ impl Deployment {
         Error::new(self.side(), self.endpoint.address.to_string(), "find the owner of a slot", kind)
     }
 
-    /// Where a redirection to `announced` by `told_by` leads, the address map applied.
-    pub fn reach(&self, announced: &str, told_by: &Address) -> Option<Address> {
-        Some(self.endpoint.reach(&Address::parse_tcp(announced)?, told_by))
+    /// Where a redirection to `announced` by the server `asked` leads, the address map applied.
+    pub fn reach(&self, announced: &str, asked: &Address) -> Option<Address> {
+        Some(self.endpoint.reach(&Address::parse_tcp(announced)?, asked))
     }
 }
 
 /// How often a server is asked directly again that seems to be a proxy.
 const DIRECT_AGAIN: usize = 3;
 
-/// Connects, and asks who answers there, which `is_told` or guessed; of a proxy, one of the servers behind
-/// it, and all of them.
+/// Connects, and asks who answers there, which is guessed where `INFO` is refused and not `needs_info`; of a
+/// proxy, one of the servers behind it, and all of them.
 async fn met(
     endpoint: &Arc<Endpoint>,
     address: &Address,
     options: LinkOptions,
-    is_told: bool,
+    needs_info: bool,
 ) -> Result<(Link, ServerFacts, Vec<Behind>)> {
     let direct = async || {
         let mut link = Link::open(endpoint, address, options).await?;
-        let facts = match is_told {
+        let facts = match needs_info {
             true => ServerFacts::ask(&mut link).await?,
             false => ServerFacts::ask_or_guess(&mut link).await?,
         };
@@ -552,7 +552,7 @@ fn parse_entry(entry: &Value, link: &Link) -> Option<(Shard, Naming)> {
 }
 
 /// Where a node is, its id, and how it is named. The preferred name of its host comes first; the others are
-/// told besides, so that it shows which is which.
+/// reported besides, so that it shows which is which.
 fn parse_node(node: &Value, link: &Link) -> Option<(Address, String, Naming)> {
     let items = node.as_items()?;
     let preferred = items.first()?.as_str();

@@ -354,10 +354,10 @@ impl Endpoint {
     }
 
     /// What to connect to for an address that a server announced: the address map applied, and an empty or
-    /// unknown host replaced by the host that told us.
-    pub fn reach(&self, announced: &Address, told_by: &Address) -> Address {
+    /// unknown host replaced by the host of the server `asked`.
+    pub fn reach(&self, announced: &Address, asked: &Address) -> Address {
         let full = match announced {
-            Address::Tcp(host, port) if host.is_empty() || host == "?" => match told_by.host() {
+            Address::Tcp(host, port) if host.is_empty() || host == "?" => match asked.host() {
                 Some(host) => Address::Tcp(host.to_owned(), *port),
                 None => Address::Tcp("127.0.0.1".to_owned(), *port),
             },
@@ -376,17 +376,17 @@ impl Endpoint {
         naming: Naming,
         announced: &Address,
         hostname: Option<&str>,
-        told_by: &Address,
+        asked: &Address,
     ) -> Address {
-        let by_ip = self.reach(announced, told_by);
+        let by_ip = self.reach(announced, asked);
         let Address::Tcp(_, port) = announced else { return by_ip };
         let named = hostname.map(|name| Address::Tcp(name.to_owned(), *port));
         let is_mapped = |address: &Address| self.address_map.iter().any(|(from, _)| from == address);
-        let asked_by_name = told_by.host().is_some_and(|host| host.parse::<IpAddr>().is_err());
+        let asked_by_name = asked.host().is_some_and(|host| host.parse::<IpAddr>().is_err());
         match named {
-            Some(named) if is_mapped(&named) => self.reach(&named, told_by),
+            Some(named) if is_mapped(&named) => self.reach(&named, asked),
             _ if is_mapped(announced) => by_ip,
-            _ if naming == Naming::Unknown => self.reach(&Address::Tcp(String::new(), *port), told_by),
+            _ if naming == Naming::Unknown => self.reach(&Address::Tcp(String::new(), *port), asked),
             Some(named) if naming == Naming::Hostname || asked_by_name => named,
             _ => by_ip,
         }

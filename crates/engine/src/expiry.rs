@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
-/// An expiry as a server tells it.
+/// An expiry as a server reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {
     /// There is no such key.
@@ -18,14 +18,14 @@ pub enum Expiry {
     At(i64),
     /// The server's clock went on while it was asked: to be asked again.
     Unclear,
-    /// The server does not tell.
+    /// The server does not report it.
     Unknown,
 }
 
 /// By which clock it is known when a key expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
-    /// The server tells the time itself, by `PEXPIRETIME`.
+    /// The server reports the time itself, by `PEXPIRETIME`.
     Absolute,
     /// The server's, which is read before and after `PTTL`. That counts from the clock at that very command,
     /// in a transaction as well: where both times are the same millisecond, the sum is the expiry to the

@@ -637,7 +637,7 @@ impl Link {
             (INFO_SERVER, _, Some(text)) => {
                 let text = String::from_utf8_lossy(text);
                 let run_id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
-                // Without one it cannot be told from another server at the same address.
+                // Without one it cannot be distinguished from another server at the same address.
                 self.identity = self
                     .identity
                     .take()
@@ -651,12 +651,12 @@ impl Link {
 }
 
 impl Io {
-    /// As [`Io::open`], with nobody logged in: servers can be told to take the certificate of `endpoint` for
+    /// As [`Io::open`], with nobody logged in: servers can be set to take the certificate of `endpoint` for
     /// a login (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is
     /// for.
     ///
     /// # Errors
-    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be told to forget the
+    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be made to forget the
     /// login.
     pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
         let io = Io::open(endpoint, address).await?;

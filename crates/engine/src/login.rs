@@ -211,15 +211,15 @@ mod tests {
     #[tokio::test]
     async fn a_password_is_used_again_until_it_is_due_or_refused() {
         let command = |ttl_ms| PasswordCommand::new(Side::Target, "cat /proc/sys/kernel/random/uuid", ttl_ms);
-        async fn told(command: &PasswordCommand) -> String {
+        async fn secret(command: &PasswordCommand) -> String {
             command.token().await.expect("it prints").secret.expose().to_owned()
         }
         let lasting = command(3_600_000);
-        let first = told(&lasting).await;
-        assert_eq!(told(&lasting).await, first);
+        let first = secret(&lasting).await;
+        assert_eq!(secret(&lasting).await, first);
         lasting.refused().await;
-        assert_ne!(told(&lasting).await, first);
+        assert_ne!(secret(&lasting).await, first);
         let fleeting = command(0);
-        assert_ne!(told(&fleeting).await, told(&fleeting).await);
+        assert_ne!(secret(&fleeting).await, secret(&fleeting).await);
     }
 }

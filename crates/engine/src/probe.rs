@@ -147,8 +147,8 @@ pub struct ServerFacts {
     pub cluster: bool,
     /// True where it is a replica.
     pub replica: bool,
-    /// In a cluster: it tells a replica who owns what, if that one's idea of its primary's slots differs from
-    /// its own. Valkey 8.0 and later tell primaries only.
+    /// In a cluster: it notifies a replica of who owns what, if that one's idea of its primary's slots
+    /// differs from its own. Valkey 8.0 and later notify primaries only.
     pub corrects_replicas: bool,
     /// In a cluster: a primary shows keys of a slot only if the slot is its own or marked as importing. Redis
     /// 8.4 and later.
@@ -162,7 +162,7 @@ pub struct ServerFacts {
     pub are_told: bool,
 }
 
-/// How many pages of keys are looked at for one whose dump tells its version, and how large they are.
+/// How many pages of keys are looked at for one whose dump shows its version, and how large they are.
 const PAGES_FOR_DUMP_MAX: usize = 16;
 const PAGE_FOR_DUMP: &[u8] = b"100";
 
@@ -176,7 +176,8 @@ impl ServerFacts {
     }
 
     /// As [`ServerFacts::ask`], of a server that may refuse `INFO` to this user. Since Redis 6.2 `HELLO` is
-    /// refused to nobody, and tells what it is; before, the dump of a key tells which versions write such.
+    /// refused to nobody, and its reply says what it is; before, the dump of a key shows which versions write
+    /// such.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -234,7 +235,7 @@ impl ServerFacts {
     }
 }
 
-/// Keys of so many slots are asked for.
+/// Keys of this many slots are asked for.
 const SLOTS_ASKED: usize = 2_048;
 
 /// Whether a server that says nothing of itself is part of a cluster: then it answers for some slots, and
@@ -318,7 +319,7 @@ pub struct Capabilities {
     /// Time series, of which one may be filled by what is written to another.
     pub series: bool,
     /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` where it does not
-    /// tell. It closes the connection on a longer one.
+    /// report it. It closes the connection on a longer one.
     pub query_bytes_max: Option<u64>,
     /// The highest version of a `DUMP` payload that it accepts; `None` until asked with
     /// [`Capabilities::probe_payload_version`], or where it does not let us restore.
@@ -356,7 +357,7 @@ impl Capabilities {
         }
     }
 
-    /// Whether values can be read in pieces: their types are told, and exactly when they expire.
+    /// Whether values can be read in pieces: their types are reported, and exactly when they expire.
     pub fn reads_pieces(&self) -> bool {
         self.type_name && (self.pexpiretime || self.time)
     }
@@ -451,8 +452,8 @@ impl Capabilities {
     }
 }
 
-/// The server's limit for a command, where it tells. Only values that are written are long, so a source is
-/// not asked, where this user may have no right to ask it.
+/// The server's limit for a command, where it reports it. Only values that are written are long, so a source
+/// is not asked, where this user may have no right to ask it.
 async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
     if link.endpoint().side != Side::Target {
         return Ok(None);
@@ -465,8 +466,8 @@ async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
 /// 80 on by Valkey.
 const PAYLOAD_VERSIONS: [u16; 12] = [9, 10, 11, 12, 13, 14, 15, 80, 81, 82, 83, 84];
 
-/// What tells the process behind a link from all others: its `run_id`, or its address where it has none to
-/// tell.
+/// What distinguishes the process behind a link from all others: its `run_id`, or its address where it has
+/// none to report.
 ///
 /// # Errors
 /// As [`Link::call`].

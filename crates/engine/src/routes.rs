@@ -42,7 +42,7 @@ pub(crate) async fn servers(
     options: LinkOptions,
     greeted: Error,
 ) -> Result<Vec<Behind>> {
-    // What differs comes first, and much: hashes that proxies use hardly tell names apart by their ends.
+    // What differs comes first, and much: hashes that proxies use hardly distinguish names by their ends.
     let route = |number: usize| format!("{:016x}:whimbrel:route", SPREAD.wrapping_mul(number as u64 + 1));
     let behind =
         |number: usize, server: String| Behind { proxy: proxy.clone(), route: route(number), server };

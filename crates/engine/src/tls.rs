@@ -96,7 +96,7 @@ fn private_key(key: &Path) -> Result<PrivateKeyDer<'static>, String> {
 }
 
 /// Why a handshake failed, without the names that the library has for what it does not put into words.
-pub(crate) fn told(error: &io::Error) -> String {
+pub(crate) fn handshake_failure(error: &io::Error) -> String {
     let text = error.to_string();
     let Some(rustls::Error::InvalidCertificate(CertificateError::Other(_))) =
         error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>())
@@ -204,6 +204,6 @@ mod tests {
         let other = CertificateError::Other(rustls::OtherError(Arc::new(CaUsedAsEndEntity)));
         let error = io::Error::other(rustls::Error::InvalidCertificate(other));
         assert!(error.to_string().contains("OtherError"), "{error}");
-        assert_eq!(told(&error), "the server shows the certificate of an authority as its own");
+        assert_eq!(handshake_failure(&error), "the server shows the certificate of an authority as its own");
     }
 }

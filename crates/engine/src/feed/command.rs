@@ -65,7 +65,7 @@ enum Rule {
     Functions,
     /// `CLUSTER`: where the word at 1 is `FLUSHSLOT`, the slot at 2.
     Cluster,
-    /// Keys of slots that it does not tell.
+    /// Keys of slots that it does not name.
     Everything,
     /// Not known: any argument may be a key.
     Any,
@@ -179,7 +179,7 @@ const BUILTIN: &[(&[&str], Rule)] = &[
     (&["PFCOUNT"], Rule::Keys { first: 1, last: -1, step: 1 }),
     // Vector sets.
     (&["VADD", "VREM", "VSETATTR"], KEY),
-    // Replicated as their effects, except by a Redis 6.2 that is told otherwise.
+    // Replicated as their effects, except by a Redis 6.2 that is set otherwise.
     (&["EVAL", "EVALSHA", "FCALL", "LMPOP", "BLMPOP", "ZMPOP", "BZMPOP", "MIGRATE", "PFDEBUG"], Rule::Any),
 ];
 
@@ -209,7 +209,7 @@ impl Rules {
     }
 
     /// Learns the key positions of a command from an entry of the reply to `COMMAND`. An entry that does not
-    /// tell them for certain teaches nothing.
+    /// name them for certain teaches nothing.
     pub(super) fn add_rule(&mut self, entry: &Value) {
         let Some([name, _arity, flags, first, last, step, ..]) = entry.as_items() else { return };
         let (Some(name), Some(flags)) = (name.as_bytes(), flags.as_items()) else { return };
@@ -258,7 +258,7 @@ enum Role {
 #[derive(Debug)]
 pub(super) struct Decoder {
     rules: Rules,
-    /// The stream's database; `None` until a `SELECT` tells it.
+    /// The stream's database; `None` until a `SELECT` names it.
     db: Option<u32>,
     rule: Rule,
     args: u64,
@@ -588,7 +588,7 @@ mod tests {
     fn unknown_commands_touch_all_that_they_name() {
         let touched = follow(Rules::builtin(), SlotSet::full(), &["mod.set k path v", "SET x 1"]);
         assert_eq!(keys(&touched), ["0:k", "0:path", "0:v", "0:x"]);
-        // A document is no key, but nobody can tell.
+        // A document is no key, but nobody can know that.
         let long = format!("mod.set k {}", "x".repeat(2 << 20));
         let touched = follow(Rules::builtin(), "0-9".parse().expect("slots"), &[&long]);
         assert_eq!(touched.take_slots().to_string(), "0-9");

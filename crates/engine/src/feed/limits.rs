@@ -29,7 +29,7 @@ pub(super) async fn cut_in_words(link: &mut Link, is_certain: bool) -> Result<St
     let limit = format!("its client-output-buffer-limit for replicas{limit}");
     Ok(match is_certain {
         true => format!("{limit} cut the link at {}", now()),
-        false => format!("{limit} may have cut the link at {}: it does not tell", now()),
+        false => format!("{limit} may have cut the link at {}: it does not report that", now()),
     })
 }
 
@@ -50,7 +50,7 @@ fn now() -> String {
     format_time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// What a server is at that has not let a feed attach yet, in words; `None` where it does not tell.
+/// What a server is at that has not let a feed attach yet, in words; `None` where it does not report it.
 ///
 /// # Errors
 /// As [`Deployment::open`] and [`Link::ask`].

@@ -69,7 +69,7 @@ pub fn may_write(command: &str) -> bool {
     let (name, subcommand) = command.split_once('|').unwrap_or((&command, ""));
     match name {
         "EXEC" => true,
-        // The others change who owns what, or tell it.
+        // The others change who owns what, or report it.
         "CLUSTER" => subcommand == "FLUSHSLOT",
         "FUNCTION" => !["LIST", "DUMP", "STATS"].contains(&subcommand),
         name => command::writes(name.as_bytes()),
@@ -280,12 +280,12 @@ impl Feed {
         let limit = Duration::from_millis(timeout_ms);
         let reached = async {
             if let Some(barriers) = &self.barriers {
-                let (done, told) = oneshot::channel();
-                // Where the task has ended, the failure below tells why.
+                let (done, answer) = oneshot::channel();
+                // Where the task has ended, the failure below says why.
                 if barriers.send(done).await.is_ok() {
                     let mut progress = self.progress.clone();
                     tokio::select! {
-                        told = told => if told.is_ok() { return },
+                        answer = answer => if answer.is_ok() { return },
                         // What is sent in the moment in which the task ends is neither answered nor dropped.
                         _ = progress.wait_for(|p| p.failure.is_some()) => {}
                     }

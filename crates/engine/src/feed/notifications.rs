@@ -6,7 +6,7 @@
 //! - **What the setting leaves out.** `notify-keyspace-events` has to name every class of events. It is read
 //!   when the feed is attached and again with every sign of life: where somebody turns it off, the feed ends.
 //!   It may be turned off and on again within that second: where settings were changed, nothing is certain.
-//!   Servers before 7.0 do not tell.
+//!   Servers before 7.0 do not report that.
 //! - **Databases that are emptied or exchanged**, and a server that becomes another's replica for a while.
 //!   The server counts the calls of the commands that do it, so these are looked at as often, and before each
 //!   barrier is answered. Where a count has become smaller, the counts were reset, and nothing is certain.
@@ -132,7 +132,7 @@ impl Notifications {
         let Some(calls) = reply.as_bytes().map(|text| Calls::parse(text)).filter(|calls| !calls.0.is_empty())
         else {
             let why = "the server does not say how often commands were called (INFO commandstats), which \
-                       alone tells of a FLUSHALL";
+                       alone shows a FLUSHALL";
             return Ok(Err(why.to_owned()));
         };
         found.calls = calls;
@@ -192,7 +192,7 @@ impl Notifications {
         })
     }
 
-    /// Records what a push tells.
+    /// Records what a push reports.
     pub(super) fn record(push: &[Value], set: &mut TouchedSet) {
         let [kind, _, channel, key] = push else { return };
         if kind.as_str() != Some("pmessage") {

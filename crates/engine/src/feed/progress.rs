@@ -32,7 +32,7 @@ pub enum FeedFailure {
     },
     /// The server is no longer a primary.
     Demoted,
-    /// The server has stopped telling of some changes.
+    /// The server has stopped reporting some changes.
     Muted {
         /// Which it leaves out, and by what setting.
         why: String,
@@ -57,7 +57,7 @@ impl fmt::Display for FeedFailure {
             }
             FeedFailure::Lost { cause } => write!(f, "the link broke and could not be resumed: {cause}"),
             FeedFailure::Demoted => f.write_str("the server is no longer a primary"),
-            FeedFailure::Muted { why } => write!(f, "the server no longer tells of every change: {why}"),
+            FeedFailure::Muted { why } => write!(f, "the server no longer reports every change: {why}"),
             FeedFailure::Malformed { cause } => write!(f, "the link carried something unexpected: {cause}"),
         }
     }
@@ -77,7 +77,7 @@ pub struct History {
     pub replid: String,
     /// How far in it, in bytes.
     pub offset: u64,
-    /// The database that the commands after it are for, until a `SELECT` tells another: a stream that goes on
+    /// The database that the commands after it are for, until a `SELECT` names another: a stream that goes on
     /// does not say it again. `None` where it is not known.
     #[serde(default)]
     pub db: Option<u32>,

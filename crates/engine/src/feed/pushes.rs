@@ -104,7 +104,7 @@ impl Pushes {
         }
     }
 
-    /// Asks what no push tells, and then for a sign of life.
+    /// Asks what no push reports, and then for a sign of life.
     async fn ping(&mut self, waiting: Waiting) -> Result<()> {
         if let Pushed::Notifications(notifications) = &self.pushed {
             for question in notifications.questions() {

@@ -34,7 +34,7 @@ const FIRST_ACK_EVERY: Duration = Duration::from_millis(5);
 /// For how long at most.
 const FIRST_ACKS: Duration = Duration::from_secs(10);
 
-/// How long a primary may be silent; it sends a `PING` every 10 s unless told otherwise
+/// How long a primary may be silent; it sends a `PING` every 10 s by default
 /// (`repl-ping-replica-period`).
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -269,7 +269,7 @@ async fn load_rules(link: &mut Link) -> Result<Rules> {
             command.extend(unknown.iter().map(Vec::as_slice));
             link.ask(&command).await?
         }
-        // Redis 6.2 tells of all at once. Where it is forbidden, unknown commands touch all that they name.
+        // Redis 6.2 describes all at once. Where it is forbidden, unknown commands touch all that they name.
         None => link.ask(&[b"COMMAND"]).await?,
     };
     let is_write = |entry: &Value| {
@@ -424,8 +424,8 @@ impl Stream {
         parsed.map_err(|e| link.malformed(e))
     }
 
-    /// Tells how far everything is recorded. Comes after the recording, so that a reader of the offset finds
-    /// it there.
+    /// Reports how far everything is recorded. Comes after the recording, so that a reader of the offset
+    /// finds it there.
     fn publish(&self) {
         let offset = self.parser.offset();
         self.shared.progress.send_if_modified(|progress| {

@@ -17,7 +17,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 /// A key that was touched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Touch {
-    /// The database it is in. `None` where the feed cannot tell: then it may be in any of them.
+    /// The database it is in. `None` where the feed does not know it: then it may be in any of them.
     pub db: Option<u32>,
     /// Its name.
     pub key: Bytes,
@@ -196,7 +196,7 @@ impl Touched {
         self.lock().is_empty()
     }
 
-    /// How many keys wait; `None` where it cannot be told, since whole slots or databases do.
+    /// How many keys wait; `None` where it cannot be known, since whole slots or databases do.
     pub fn count(&self) -> Option<usize> {
         let set = self.lock();
         (set.whole_slots == 0 && !set.flushed).then_some(set.keys)
@@ -661,9 +661,9 @@ mod tests {
                 }
                 prop_assert!(touched.bytes() <= bytes_max);
             }
-            let told = touched.whole_slots();
+            let counted = touched.whole_slots();
             let whole = touched.take_slots();
-            prop_assert_eq!(told, whole.len());
+            prop_assert_eq!(counted, whole.len());
             let waiting = touched.len();
             let taken = touched.take(usize::MAX);
             prop_assert_eq!(waiting, taken.len());

@@ -27,7 +27,7 @@ impl Tracking {
         Ok(asked.map(|()| Tracking { db }))
     }
 
-    /// Records what a push tells.
+    /// Records what a push reports.
     pub(super) fn record(&self, push: &[Value], set: &mut TouchedSet) {
         let [kind, keys] = push else { return };
         if kind.as_str() != Some("invalidate") {

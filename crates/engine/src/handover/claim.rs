@@ -51,7 +51,7 @@ impl End {
         Ok(self.link.insert(link))
     }
 
-    /// Those to whom we give way. Where the list is forbidden, marks of slots still tell.
+    /// Those to whom we give way. Where the list is forbidden, marks of slots still show them.
     async fn others(&mut self, options: &HandoverOptions) -> Result<Vec<OtherJob>> {
         let list = match list_clients(self.link().await?).await {
             Err(e) if e.server().is_some_and(|e| e.code == Code::NoPermission) => return Ok(Vec::new()),

@@ -1,7 +1,7 @@
 //! Pausing, fencing, taking over, settling, giving back.
 //!
 //! **Two writers are kept apart by this order:** the source accepts no write (paused, verified) before the
-//! target is told to take over, and is released only when it does not own the slots in its own view.
+//! target is made to take over, and is released only when it does not own the slots in its own view.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ use crate::probe::Info;
 /// How long the second of two broadcasts may wait for the acknowledgement of the first, and some more.
 const BROADCAST_GAP: Duration = Duration::from_millis(60);
 
-/// How long the source gets to learn by gossip before it is told, where the pause need not end earlier: it
-/// serves reads meanwhile, and clients of a source that is told see `CLUSTERDOWN`, as they do where it has
-/// given the slots up.
+/// How long the source gets to learn by gossip before it is notified, where the pause need not end earlier:
+/// it serves reads meanwhile, and clients of a source that is notified see `CLUSTERDOWN`, as they do where it
+/// has given the slots up.
 const GOSSIP_PATIENCE: Duration = Duration::from_secs(1);
 const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 
@@ -31,7 +31,7 @@ const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 const GOSSIP_PATIENCE_MIN: Duration = Duration::from_millis(50);
 
 /// Round trips that the end of a pause takes from then on: the last look, giving the slots up, letting go.
-const TELL_TRIPS: u32 = 3;
+const NOTIFY_TRIPS: u32 = 3;
 
 /// How often the source is asked whether it has learned.
 const SETTLE_POLL: Duration = Duration::from_millis(1);
@@ -61,8 +61,8 @@ impl Handover {
             let (source, target) = tokio::try_join!(epochs(&mut self.source), epochs(&mut self.target))?;
             if self.target.traits.bump_announces {
                 // The target takes an epoch above all that it knows of in the turn in which it claims the
-                // slots, and tells all others; but it does so only if some node's is above its own. So that
-                // is the source.
+                // slots, and notifies all others; but it does so only if some node's is above its own. So
+                // that is the source.
                 if target.highest > target.own && target.highest >= source.own {
                     return Ok(());
                 }
@@ -137,7 +137,7 @@ impl Handover {
     }
 
     /// Makes the source refuse or hold back every write to `slots`, and finds out in the same turn of its
-    /// event loop whether one was accepted since `paused.offset`. If so, or if that cannot be told, nothing
+    /// event loop whether one was accepted since `paused.offset`. If so, or if that cannot be known, nothing
     /// is fenced.
     ///
     /// A source that keeps no offset is believed if it answers before the pause ends.
@@ -184,7 +184,7 @@ impl Handover {
     ) -> Result<Fenced> {
         let expected = paused.offset.unwrap_or_default();
         let target = self.target.id.clone();
-        let told = self
+        let verdict = self
             .source
             .run(async |link| {
                 let ranges = slots.ranges();
@@ -210,19 +210,19 @@ impl Handover {
                 reply.as_str().map(str::to_owned).ok_or_else(|| link.unexpected("the fence", &reply))
             })
             .await?;
-        if let Some(offset) = told.strip_prefix("held ") {
+        if let Some(offset) = verdict.strip_prefix("held ") {
             return Ok(Fenced { held: true, offset: offset.parse().ok(), seamless: false });
         }
-        tracing::info!(expected, told, "the fence did not hold");
-        if told.starts_with("broken ") {
-            return Err(self.source.in_doubt("the fence", told));
+        tracing::info!(expected, verdict, "the fence did not hold");
+        if verdict.starts_with("broken ") {
+            return Err(self.source.in_doubt("the fence", verdict));
         }
         self.release().await.map_err(|e| self.source.in_doubt("lift the pause", e))?;
-        if let Some(refused) = told.strip_prefix("refused ") {
+        if let Some(refused) = verdict.strip_prefix("refused ") {
             let e = ServerError::classify(refused.as_bytes());
             return self.source.run(async |link| Err(link.server_error(e, b"the fence"))).await;
         }
-        let offset = told.strip_prefix("written ").and_then(|offset| offset.parse().ok());
+        let offset = verdict.strip_prefix("written ").and_then(|offset| offset.parse().ok());
         Ok(Fenced { held: false, offset, seamless: false })
     }
 
@@ -327,7 +327,7 @@ impl Handover {
         self.target.set_slots(slots, &Mark::Stable).await
     }
 
-    /// Makes the target the owner of `slots` and has it tell all others. Safe to repeat: slots that it owns
+    /// Makes the target the owner of `slots` and has it notify all others. Safe to repeat: slots that it owns
     /// already are fine. Call it only when the source is fenced, and not after `not_after_ms`, by
     /// [`clock::now_ms`]: later a replica of the source may have been promoted, and written to.
     ///
@@ -368,7 +368,7 @@ impl Handover {
         self.taken = slots.clone();
     }
 
-    /// Claims `slots`, and has the target tell all others at once. False where something was refused: then
+    /// Claims `slots`, and has the target notify all others at once. False where something was refused: then
     /// some of the slots may have been claimed.
     async fn claim_and_announce(&mut self, slots: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
@@ -477,7 +477,7 @@ impl Handover {
                     return Err(self.target.in_doubt("take over", "the target refused some of the slots"));
                 }
             }
-            // Taken over before, but perhaps not told to anybody.
+            // Taken over before, but perhaps not announced to anybody.
             true if me.config_epoch < highest => {
                 let bumped = self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await;
                 bumped.map_err(|e| unclear(&self.target, e))?;
@@ -507,7 +507,7 @@ impl Handover {
     /// Sees to it that the source does not own `slots` in its own view, knows that the target does, and then
     /// lifts the pause. Safe to repeat. Call it only after [`Handover::take_over`].
     ///
-    /// The source learns of it from the target, and is told by us where that takes too long: with `until`
+    /// The source learns of it from the target, and is notified by us where that takes too long: with `until`
     /// such that the pause can be over by then.
     ///
     /// # Errors
@@ -517,7 +517,7 @@ impl Handover {
     pub async fn settle(&mut self, slots: &SlotSet, until: Option<Instant>) -> Result<()> {
         let begun = Instant::now();
         let settle_for = Duration::from_millis(self.options.settle_ms);
-        let mut told = false;
+        let mut notified = false;
         loop {
             let asked = Instant::now();
             let view = self.source.view().await?;
@@ -546,13 +546,13 @@ impl Handover {
                 (false, None) => GOSSIP_PATIENCE,
                 (false, Some(until)) => {
                     let left = until.saturating_duration_since(begun);
-                    let left = left.saturating_sub(round_trip.saturating_mul(TELL_TRIPS));
-                    // A source that is told learns of it in what is left.
+                    let left = left.saturating_sub(round_trip.saturating_mul(NOTIFY_TRIPS));
+                    // A source that is notified learns of it in what is left.
                     left.max(GOSSIP_PATIENCE_MIN).min(settle_for / 2)
                 }
             };
-            if !told && begun.elapsed() > patience {
-                told = self.notify_source(&still, &unlearned).await?;
+            if !notified && begun.elapsed() > patience {
+                notified = self.notify_source(&still, &unlearned).await?;
             }
             sleep(SETTLE_POLL).await;
         }
@@ -708,7 +708,7 @@ impl Answer {
 
     /// Whether nothing was written between the offset in `paused` and this.
     fn is_held(&self, paused: &Paused) -> bool {
-        // Where the offset does not tell: it was still paused when it answered.
+        // Where the offset does not show that: it was still paused when it answered.
         let unchanged =
             is_untouched(paused.offset, self.offset).unwrap_or(self.answered_ms < paused.until_ms);
         self.is_primary && self.history == paused.history && unchanged

@@ -128,15 +128,15 @@ impl Handover {
             (None, None) => return Ok(None),
         };
         let key = key_in(slot);
-        let told = self.target.run(async |link| send_key(link, &gate, &key, importing).await).await?;
+        let reply = self.target.run(async |link| send_key(link, &gate, &key, importing).await).await?;
         let works = if importing {
             self.source.run(async |link| link.ask(&[b"UNLINK", key.as_bytes()]).await).await?;
-            told == "OK"
+            reply == "OK"
         } else {
-            told.contains("MOVED") && gate.named.iter().any(|name| !name.is_empty() && told.ends_with(name))
+            reply.contains("MOVED") && gate.named.iter().any(|name| !name.is_empty() && reply.ends_with(name))
         };
         if !works {
-            tracing::debug!(told, "the target cannot wait for the source");
+            tracing::debug!(reply, "the target cannot wait for the source");
         }
         gate.messengers = self.source.clients(sends_keys).await?;
         // Sorted by age: the one just used may be the newest, or be used again.
@@ -168,19 +168,19 @@ impl Handover {
         let begun = self.wait_until_begun(gate).await;
         let fenced = self.fence_by_script(slots, paused, true).await;
         // Bounded by the time that the target waits, and what it takes to answer.
-        let told = waiting.replies(2).await.ok().and_then(|mut replies| {
-            let told = replies.pop()?;
-            Some(match told.as_error() {
+        let answer = waiting.replies(2).await.ok().and_then(|mut replies| {
+            let reply = replies.pop()?;
+            Some(match reply.as_error() {
                 Some(e) => String::from_utf8_lossy(e).into_owned(),
-                None => told.as_str().unwrap_or_default().to_owned(),
+                None => reply.as_str().unwrap_or_default().to_owned(),
             })
         });
-        if told.is_some() {
+        if answer.is_some() {
             self.target.keep_spare(waiting);
         }
         let mut fenced = fenced?;
         if !fenced.held {
-            if told.is_none() {
+            if answer.is_none() {
                 // It may still come to it, and find the source fenced by somebody else.
                 return Err(self.target.in_doubt("the fence", "the target does not answer"));
             }
@@ -190,18 +190,18 @@ impl Handover {
             return Ok(Some(Sealed { fenced, taken: Ok(()) }));
         }
         let mut taken = Ok(());
-        if told.as_deref() == Some("taken") {
+        if answer.as_deref() == Some("taken") {
             fenced.seamless = begun;
             self.note_taken(slots);
         } else {
-            tracing::info!(told, "the target did not wait for the source");
+            tracing::info!(answer, "the target did not wait for the source");
             taken = self.take_over_after_fence(slots).await;
         }
         Ok(Some(Sealed { fenced, taken }))
     }
 
     /// Whether the source holds up the message by which the target waits for it, as a client that is blocked.
-    /// Nothing else tells it: a target that does not answer us may just be busy.
+    /// Nothing else shows it: a target that does not answer us may just be busy.
     async fn wait_until_begun(&mut self, gate: &Gate) -> bool {
         let deadline = Instant::now() + BEGUN_WITHIN;
         while Instant::now() < deadline {
@@ -286,10 +286,10 @@ async fn send_key(link: &mut Link, gate: &Gate, key: &str, importing: bool) -> R
     link.push(&[b"DEL", key.as_bytes()]);
     link.flush().await?;
     let replies = link.replies(if importing { 6 } else { 3 }).await?;
-    let told = &replies[replies.len() - if importing { 3 } else { 2 }];
-    Ok(match told.as_error() {
+    let reply = &replies[replies.len() - if importing { 3 } else { 2 }];
+    Ok(match reply.as_error() {
         Some(e) => String::from_utf8_lossy(e).into_owned(),
-        None => told.as_str().unwrap_or_default().to_owned(),
+        None => reply.as_str().unwrap_or_default().to_owned(),
     })
 }
 

@@ -12,7 +12,7 @@
 //! # Why there are three fences
 //!
 //! Servers check redirections before they check pauses: no pause holds a client back whose slot has no owner,
-//! it is told `CLUSTERDOWN` at once. So a slot must go from the source to the target without being unowned in
+//! it is sent `CLUSTERDOWN` at once. So a slot must go from the source to the target without being unowned in
 //! between, in the eyes of the source. How that can be done differs:
 //!
 //! - [`SlotFenceKind::Redirecting`] (Redis, Valkey 7.2): one transaction on the source deletes the slots and
@@ -32,7 +32,8 @@
 //!   the deletion blocks the source, and since for each slot every node of the cluster writes a line to its
 //!   log.
 //! - [`SlotFenceKind::Bare`] (Valkey 8.0, where both of the above crash): the source deletes the slots, and
-//!   learns of the new owner by gossip or by being told. Clients may see `CLUSTERDOWN` for some milliseconds.
+//!   learns of the new owner by gossip or by being notified. Clients may see `CLUSTERDOWN` for some
+//!   milliseconds.
 //!
 //! Valkey 8.1.0 to 8.1.4 may die of removing keys of a lost slot while a child of theirs saves, for a file or
 //! for a replica (<https://github.com/valkey-io/valkey/pull/2753>; seen with 8.1.1). Their source is asked
@@ -60,8 +61,8 @@
 //! - Redis 8.4 and later show keys of a slot, and count them, only where it is the node's own or marked as
 //!   importing; `DBSIZE` and the memory have them all the same. So what is to be counted or removed there is
 //!   marked meanwhile. A source that learns by gossip that it lost a slot removes the keys itself; one that
-//!   was told with `SETSLOT` does not. Marks are refused while the server removes what a migration of its own
-//!   has left. Replicas delete hidden keys as they follow the stream.
+//!   was notified with `SETSLOT` does not. Marks are refused while the server removes what a migration of its
+//!   own has left. Replicas delete hidden keys as they follow the stream.
 //! - A primary sends its replicas a `PING` every ten seconds, also under a pause. It is the only command of
 //!   14 bytes in a replication stream, and no write: it does not break a fence.
 
@@ -215,7 +216,7 @@ impl Handover {
             SlotFenceKind::Gossip if !self.source.traits.logs_ranges => 512,
             // One command for each, 1 to 2 µs.
             SlotFenceKind::Gossip | SlotFenceKind::Redirecting => 1_024,
-            // As many, but each is then told to the source once more, while clients see CLUSTERDOWN.
+            // As many, but of each the source is then notified once more, while clients see CLUSTERDOWN.
             SlotFenceKind::Bare => 256,
         }
     }

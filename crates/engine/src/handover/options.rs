@@ -44,7 +44,7 @@ impl fmt::Display for SlotFenceKind {
 /// How a handover behaves.
 #[derive(Debug, Clone)]
 pub struct HandoverOptions {
-    /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
+    /// Distinguished from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
     pub label: String,
     /// What all jobs of this process have in common: they see to it themselves that two of them do not get
     /// into each other's way, and are not reported as [other jobs](super::Handover::other_jobs). Nothing
@@ -114,7 +114,7 @@ impl HandoverOptions {
     }
 }
 
-/// Ranges that a name of a connection tells; of the others, how many slots they are.
+/// Ranges that a name of a connection lists; of the others, how many slots they are.
 const RANGES_NAMED: usize = 8;
 
 /// Slots as part of a name, in which servers allow no spaces: `0-99,150+3`.

@@ -46,7 +46,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(1);
 const TRIM_MAX: Duration = Duration::from_secs(60);
 const TRIM_POLL: Duration = Duration::from_millis(50);
 
-/// A script that tells whether scripts can do what the fence needs.
+/// A script that shows whether scripts can do what the fence needs.
 const SCRIPT_PROBE: &[u8] = b"#!lua flags=no-writes\nreturn redis.call('CLUSTER', 'MYID')";
 
 /// What a server can do, and what it must be spared.
@@ -57,8 +57,8 @@ pub(super) struct Traits {
     /// `CLUSTER SETSLOT` waits for the node's replicas, and crashes the server inside a transaction: Valkey
     /// 8.0 and later.
     pub(super) setslot_waits: bool,
-    /// `CLUSTER BUMPEPOCH` tells all other nodes of the new epoch: Valkey 8.1 and later. Before, they hear of
-    /// it by chance, up to some seconds later.
+    /// `CLUSTER BUMPEPOCH` notifies all other nodes of the new epoch: Valkey 8.1 and later. Before, they hear
+    /// of it by chance, up to some seconds later.
     pub(super) bump_announces: bool,
     /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it
     /// no longer: Valkey 8.0 and later.
@@ -232,7 +232,7 @@ impl Peer {
     ) -> Result<Peer> {
         let (mut link, number) = connector.open(&address).await?;
         link.push(&[b"INFO", b"server"]);
-        // Too few arguments: nothing happens, but the answer tells whether the command is known.
+        // Too few arguments: nothing happens, but the answer shows whether the command is known.
         link.push(&[b"CLUSTER", b"DELSLOTSRANGE"]);
         link.push(&[b"EVAL", SCRIPT_PROBE, b"0"]);
         link.flush().await?;
@@ -582,7 +582,7 @@ pub(super) async fn transaction(
     link.push(&[b"MULTI"]);
     let commands = queue(link);
     link.push(&[b"EXEC"]);
-    // Wakes the server, should what it has to tell others wait for its next turn.
+    // Wakes the server, should what it has to send others wait for its next turn.
     link.push(&[b"PING"]);
     link.flush().await?;
     let mut replies = link.replies(commands + 3).await?;

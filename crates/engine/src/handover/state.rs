@@ -54,7 +54,7 @@ pub struct Fenced {
     /// The source's offset at the fence, where it keeps one.
     pub offset: Option<u64>,
     /// True where there is no moment in which a client can be sent back and forth between the two nodes, or
-    /// be told that the slots have no owner.
+    /// be answered that the slots have no owner.
     pub seamless: bool,
 }
 
@@ -219,7 +219,7 @@ impl Handover {
         Ok(Info::parse(info.as_bytes().map_or(&[], |bytes| bytes)))
     }
 
-    /// Asks the source once more, right before a take-over that relies on its pause. What else tells that the
+    /// Asks the source once more, right before a take-over that relies on its pause. What else shows that the
     /// pause is still on is our own clock, which may have stood still with the machine below this one; and
     /// anybody can lift a pause.
     ///
@@ -280,7 +280,7 @@ pub(super) fn history(info: &Info) -> String {
     }
 }
 
-/// Whether nothing was written between two offsets of one history; `None` where there is no telling, since
+/// Whether nothing was written between two offsets of one history; `None` where that cannot be known, since
 /// the server keeps none, or began to keep one meanwhile.
 pub(super) fn is_untouched(before: Option<u64>, now: Option<u64>) -> Option<bool> {
     let (before, now) = (before?, now?);

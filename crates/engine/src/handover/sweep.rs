@@ -44,8 +44,8 @@ const REPLICA_LAG_MAX: Duration = Duration::from_secs(10);
 /// How often they are asked.
 const REPLICA_POLL: Duration = Duration::from_millis(5);
 
-/// How long the target may take to hear of new owners, once nothing keeps it from that: others tell it every
-/// second.
+/// How long the target may take to hear of new owners, once nothing keeps it from that: others notify it
+/// every second.
 const SERVED_MAX: Duration = Duration::from_secs(5);
 
 /// How often it is asked.

@@ -182,7 +182,7 @@ impl Handover {
     /// executed: connections that are named after a job are closed on both nodes, unless they are this call's
     /// own.
     ///
-    /// Nothing in a cluster tells whose replica a promoted node was, once its primary is down. With
+    /// Nothing in a cluster shows whose replica a promoted node was, once its primary is down. With
     /// [`Handover::observe_members`] it is found among the nodes that are remembered; here, among those that
     /// the deployment's topology has, and by the slots that it took over.
     ///

@@ -52,7 +52,7 @@ const KNOWN: [(&str, Reach); 10] = [
     ("memory", Reach::One),
 ];
 
-/// Adds what `commandstats` tells.
+/// Adds what `commandstats` reports.
 pub(super) fn add_used(info: &Info, used: &mut BTreeMap<String, CommandUse>) {
     for (name, value) in info.fields() {
         let Some(name) = name.strip_prefix("cmdstat_") else { continue };
@@ -93,18 +93,18 @@ fn reach_of(entry: &Value) -> Reach {
     }
 }
 
-/// What the server tells of these commands, in their order; null for those that it does not have.
+/// What the server reports of these commands, in their order; null for those that it does not have.
 async fn describe(link: &mut Link, names: &[String]) -> Result<Vec<Value>> {
     let mut args: Vec<&[u8]> = vec![b"COMMAND", b"INFO"];
     args.extend(names.iter().map(|name| name.as_bytes()));
-    // Without names it would tell of all.
+    // Without names it would describe all.
     if names.is_empty() {
         return Ok(Vec::new());
     }
     Ok(link.ask(&args).await?.into_items().unwrap_or_default())
 }
 
-/// Those of `names` that a server lacks; `None` where it does not tell.
+/// Those of `names` that a server lacks; `None` where it does not report that.
 ///
 /// # Errors
 /// As [`Link::ask`].
@@ -112,7 +112,7 @@ pub async fn lacking(link: &mut Link, names: &[String]) -> Result<Option<Vec<Str
     let first = |name: &String| name.split('|').next().unwrap_or_default().to_owned();
     let mut asked = names.to_vec();
     asked.extend(names.iter().map(first));
-    // Whether it tells of subcommands: all have this one.
+    // Whether it describes subcommands: all have this one.
     asked.push("config|get".to_owned());
     let entries = describe(link, &asked).await?;
     if entries.len() != asked.len() {

@@ -44,7 +44,7 @@ pub struct Inventory {
     pub nodes: Vec<NodeFacts>,
     /// The databases that hold keys, over all primaries.
     pub databases: BTreeMap<u32, DbCounts>,
-    /// How many databases it has; `None` where it does not tell.
+    /// How many databases it has; `None` where it does not report it.
     pub databases_max: Option<u64>,
     /// Slots without an owner.
     pub unowned_slots: usize,
@@ -52,13 +52,13 @@ pub struct Inventory {
     pub open_slots: usize,
     /// What else is wrong among its nodes, by how they see each other.
     pub disorder: Vec<String>,
-    /// Modules by name; `None` where it does not tell.
+    /// Modules by name; `None` where it does not report them.
     pub modules: Option<BTreeSet<String>>,
-    /// ACL users by name; `None` where it does not tell.
+    /// ACL users by name; `None` where it does not report them.
     pub users: Option<BTreeSet<String>>,
     /// Commands that clients have used since the statistics were reset, by their names in small letters.
     pub used: BTreeMap<String, CommandUse>,
-    /// Some settings; those that it does not tell are missing.
+    /// Some settings; those that it does not report are missing.
     pub settings: BTreeMap<String, String>,
     /// Whether hash fields can expire there.
     pub hash_field_ttl: bool,
@@ -187,12 +187,12 @@ async fn disorder(deployment: &Deployment) -> Result<Vec<String>> {
 
 async fn databases_max(link: &mut Link, cluster: bool) -> Result<Option<u64>> {
     // A cluster has one, unless it is of a kind that can have more.
-    let (name, untold) = if cluster { ("cluster-databases", Some(1)) } else { ("databases", None) };
+    let (name, assumed) = if cluster { ("cluster-databases", Some(1)) } else { ("databases", None) };
     let reply = link.ask(&[b"CONFIG", b"GET", name.as_bytes()]).await?;
-    Ok(reply.field(name).and_then(Value::as_str).and_then(|n| n.parse().ok()).or(untold))
+    Ok(reply.field(name).and_then(Value::as_str).and_then(|n| n.parse().ok()).or(assumed))
 }
 
-/// `None` where the server does not tell.
+/// `None` where the server does not report them.
 fn names_of(reply: &Value, name: impl Fn(&Value) -> Option<String>) -> Option<BTreeSet<String>> {
     Some(reply.as_items()?.iter().filter_map(name).collect())
 }

@@ -1,4 +1,4 @@
-//! What one server tells of itself.
+//! What one server reports of itself.
 
 use serde::Serialize;
 use tokio::time::Instant;
@@ -53,7 +53,7 @@ pub struct NodeFacts {
     pub ops_per_second: u64,
     /// Clients that are connected.
     pub clients: u64,
-    /// How many may be; `None` where it does not tell.
+    /// How many may be; `None` where it does not report it.
     pub clients_max: Option<u64>,
     /// Clients that wait in a command.
     pub clients_blocked: u64,
@@ -67,9 +67,9 @@ pub struct NodeFacts {
     pub replicas: u64,
     /// How far the last of them is behind, in bytes.
     pub replica_lag_bytes: u64,
-    /// The size of its replication backlog; `None` where it does not tell.
+    /// The size of its replication backlog; `None` where it does not report it.
     pub backlog_bytes: Option<u64>,
-    /// When it drops a replica that reads too slowly; `None` where it does not tell.
+    /// When it drops a replica that reads too slowly; `None` where it does not report it.
     pub replica_buffer: Option<BufferLimit>,
 }
 
@@ -97,7 +97,7 @@ pub struct BufferLimit {
 }
 
 impl BufferLimit {
-    /// The part about replicas of what `CONFIG GET client-output-buffer-limit` tells.
+    /// The part about replicas of what `CONFIG GET client-output-buffer-limit` reports.
     fn parse(text: &str) -> Option<BufferLimit> {
         let mut words = text.split(' ').skip_while(|word| !matches!(*word, "slave" | "replica")).skip(1);
         let mut next = || words.next()?.parse().ok();

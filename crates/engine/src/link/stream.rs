@@ -142,8 +142,8 @@ impl Io {
                 .is_some_and(|e| matches!(e, rustls::Error::InvalidMessage(_)));
             let closed =
                 e.kind() == io::ErrorKind::UnexpectedEof || e.kind() == io::ErrorKind::ConnectionReset;
-            let told = format!("the handshake failed: {}", tls::told(&e));
-            let error = fail(if closed { ErrorKind::Handshake(e) } else { ErrorKind::Tls(told) });
+            let cause = format!("the handshake failed: {}", tls::handshake_failure(&e));
+            let error = fail(if closed { ErrorKind::Handshake(e) } else { ErrorKind::Tls(cause) });
             if plain || closed {
                 error.with_remedy("if this port does not use TLS, write redis:// or valkey://")
             } else {

@@ -144,7 +144,7 @@ pub(super) fn judge(message: &str) -> NativeFailure {
 }
 
 /// True where the node that reports the failure only says that its peer went away: the peer knows why.
-pub(super) fn is_peers_to_tell(kind: NativeKind, message: &str) -> bool {
+pub(super) fn is_known_to_peer(kind: NativeKind, message: &str) -> bool {
     kind == NativeKind::Valkey9 && message.starts_with("Connection lost to target")
 }
 

@@ -17,7 +17,7 @@ use crate::link::{Link, LinkOptions};
 use crate::nodes::{ClusterView, Node, key_counts};
 
 use super::entry::Entry;
-use super::failure::is_peers_to_tell;
+use super::failure::is_known_to_peer;
 use super::state::{NativePhase, NativeState};
 use super::support::NativeKind;
 
@@ -89,15 +89,15 @@ pub struct NativeMigration {
 
 impl NativeMigration {
     /// Starts to move `slots` from `source` to `target`, which must both be primaries, with all slots at the
-    /// source. Where the reply to the command is lost, the server's own list tells whether it was carried
+    /// source. Where the reply to the command is lost, the server's own list shows whether it was carried
     /// out.
     ///
     /// # Errors
     /// `Unfit`, with nothing started, where the slots are elsewhere, where a slot of either node is marked by
     /// hand, or where the node that drives it is at work on another migration: with Valkey the source, since
     /// cancelling ends all of its exports; with Redis either, since a node has one at a time.
-    /// [`is_busy`](Self::is_busy) tells that one apart. `Server` where the server refuses for a reason of its
-    /// own.
+    /// [`is_busy`](Self::is_busy) distinguishes that one. `Server` where the server refuses for a reason of
+    /// its own.
     pub async fn start(
         deployment: &Deployment,
         kind: NativeKind,
@@ -195,8 +195,8 @@ impl NativeMigration {
         nodes.owner(slots).await
     }
 
-    /// How many keys have come to the target, as far as it tells: Valkey counts those of slots that it takes
-    /// in, of which some are asked for; Redis hides them, but counts them among all of its keys.
+    /// How many keys have come to the target, as far as it reports that: Valkey counts those of slots that it
+    /// takes in, of which some are asked for; Redis hides them, but counts them among all of its keys.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -258,13 +258,13 @@ impl NativeMigration {
             return Ok(NativeState { phase: NativePhase::Lost, name, ..NativeState::default() });
         };
         let mut state = entry.state();
-        if state.phase == NativePhase::Failed && is_peers_to_tell(self.nodes.kind, &state.message) {
+        if state.phase == NativePhase::Failed && is_known_to_peer(self.nodes.kind, &state.message) {
             // Its word is a courtesy: the failure stands without it.
-            if let Ok(Some(told)) = self.nodes.entry(Side::Target, &self.name).await
-                && !told.message.is_empty()
-                && !told.is_active()
+            if let Ok(Some(at_target)) = self.nodes.entry(Side::Target, &self.name).await
+                && !at_target.message.is_empty()
+                && !at_target.is_active()
             {
-                state.message = told.message;
+                state.message = at_target.message;
             }
         }
         Ok(state)
@@ -375,7 +375,7 @@ impl NativeMigration {
         }
     }
 
-    /// How long the source says that it paused writes; only Redis tells.
+    /// How long the source says that it paused writes; only Redis reports it.
     pub(super) async fn pause_ms(&mut self) -> Option<u64> {
         match self.nodes.kind {
             NativeKind::Valkey9 => None,
@@ -439,7 +439,7 @@ impl Nodes {
             && entry.target == self.target.peer.id.as_str()
     }
 
-    /// The node that is told to start, and that knows most.
+    /// The node that gets the command to start, and that knows most.
     fn driver(&self) -> Side {
         match self.kind {
             NativeKind::Valkey9 => Side::Source,

@@ -82,11 +82,12 @@ pub struct NativeReport {
     pub slots: usize,
     /// From the first start to the agreement of both nodes, in milliseconds.
     pub duration_ms: u64,
-    /// How long writes were paused, where the server tells (Redis).
+    /// How long writes were paused, where the server reports it (Redis).
     pub pause_ms: Option<u64>,
-    /// The most that waited to be sent, of what was seen, where the server tells (Valkey 9.1).
+    /// The most that waited to be sent, of what was seen, where the server reports it (Valkey 9.1).
     pub remaining_bytes_max: Option<u64>,
-    /// Bytes copied by the kernel because pages changed under the snapshot, where the server tells (Valkey).
+    /// Bytes copied by the kernel because pages changed under the snapshot, where the server reports them
+    /// (Valkey).
     pub cow_bytes: Option<u64>,
 }
 
@@ -402,7 +403,7 @@ impl Runner<'_> {
         self.report.failures.last().cloned().unwrap_or_default()
     }
 
-    /// A failure that the server gets over by itself is told once, however often it is seen.
+    /// A failure that the server gets over by itself is reported once, however often it is seen.
     fn remember(&mut self, reason: &str) {
         if self.report.failures.last().is_none_or(|last| last != reason) {
             self.report.failures.push(reason.to_owned());

@@ -26,7 +26,7 @@ pub enum NativePhase {
     Failed,
     /// It was cancelled and moved no slot.
     Cancelled,
-    /// The server does not list it any more: whether it succeeded is told by who owns the slots.
+    /// The server does not list it any more: whether it succeeded is shown by who owns the slots.
     Lost,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for NativePhase {
     }
 }
 
-/// A native migration at one moment, as its server tells it.
+/// A native migration at one moment, as its server reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NativeState {
     /// How far it is, in our words.
@@ -79,16 +79,17 @@ pub struct NativeState {
     pub attempt: u32,
     /// How often the server itself has tried again.
     pub server_retries: u32,
-    /// Bytes that wait to be sent, where the server tells (Valkey 9.1).
+    /// Bytes that wait to be sent, where the server reports them (Valkey 9.1).
     pub remaining_bytes: Option<u64>,
-    /// Bytes copied by the kernel because pages changed under the snapshot, where the server tells (Valkey).
+    /// Bytes copied by the kernel because pages changed under the snapshot, where the server reports them
+    /// (Valkey).
     pub cow_bytes: Option<u64>,
-    /// When the server's job began, in milliseconds of Unix time. Valkey tells whole seconds.
+    /// When the server's job began, in milliseconds of Unix time. Valkey reports whole seconds.
     pub created_ms: Option<u64>,
     /// When the server last changed it, likewise (Valkey).
     pub updated_ms: Option<u64>,
     /// When the other node was last heard of, likewise (Valkey).
     pub acked_ms: Option<u64>,
-    /// How long writes were paused, where the server tells (Redis, once it is done).
+    /// How long writes were paused, where the server reports it (Redis, once it is done).
     pub pause_ms: Option<u64>,
 }

@@ -39,7 +39,7 @@ pub(super) struct ShownAndHidden {
 }
 
 /// Counts what a primary holds that shows the keys of `shown` only, its own slots and those that it imports.
-/// It tells of the others in `DBSIZE`. All counts are of the same moment, by a transaction, so that neither
+/// It counts the others in `DBSIZE`. All counts are of the same moment, by a transaction, so that neither
 /// writers nor a slot that comes or goes make up a difference: it keeps the server busy for 1 to 5 ms. `None`
 /// where this user may use no transactions.
 ///

@@ -464,7 +464,7 @@ impl Survey {
         }
     }
 
-    /// Keys in slots without an owner are no leftovers: they are told with those slots.
+    /// Keys in slots without an owner are no leftovers: they are reported with those slots.
     fn find_leftovers(&self, unowned: &SlotSet, found: &mut Vec<Finding>) {
         for node in &self.nodes {
             let Some((state, counts)) = node.state().and_then(|s| Some((s, s.counts.as_ref()?))) else {

@@ -7,7 +7,7 @@
 //! - [`ClusterView`]: what one node says;
 //! - [`key_counts`]: how many keys one node holds in each slot, whether it owns the slot or not;
 //! - [`Survey`]: what every node says, at about the same time, and the [findings](Finding) in it;
-//! - [`ClusterView::table`]: the same as a slot table, for clients to be told;
+//! - [`ClusterView::table`]: the same as a slot table, to be sent to clients;
 //! - [`repair`]: changing who owns what, one node at a time.
 
 mod counts;

@@ -35,7 +35,7 @@ pub enum SlotMark {
     /// Neither.
     Stable,
     /// The slot belongs to the node with this name. Where that is the node itself and it was importing the
-    /// slot, it takes a new epoch and tells all others at once.
+    /// slot, it takes a new epoch and notifies all others at once.
     Node(NodeId),
 }
 
@@ -130,7 +130,7 @@ pub async fn forget_owners(link: &mut Link, slots: &SlotSet) -> Result<()> {
 }
 
 /// Makes the node behind `link` the owner of `slots`, whichever node it took for their owner before, and
-/// makes it tell all others at once, with an epoch above all that it knows. Slots that it owns already are
+/// makes it notify all others at once, with an epoch above all that it knows. Slots that it owns already are
 /// claimed anew; for the length of a few commands one of them has no owner in its view then.
 ///
 /// # Errors
@@ -144,10 +144,10 @@ pub async fn claim(link: &mut Link, slots: &SlotSet) -> Result<()> {
     }
     let mut missing: Vec<Slot> = slots.difference(&me.slots).iter().collect();
     let peer = view.primaries().find(|n| n.id != me.id && n.is_usable());
-    // The slot by which the others are told. One that is missing anyway, where there is one.
+    // The slot by which the others are notified. One that is missing anyway, where there is one.
     let messenger = match (peer, missing.pop().or_else(|| slots.iter().next())) {
         (Some(peer), Some(slot)) => Some((peer.id.clone(), slot)),
-        // Alone, there is nobody to tell.
+        // Alone, there is nobody to notify.
         (None, Some(slot)) => {
             missing.extend((!me.slots.contains(slot)).then_some(slot));
             None

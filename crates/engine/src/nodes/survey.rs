@@ -97,7 +97,8 @@ pub struct NodeFacts {
     pub keys_elsewhere: u64,
     /// Bytes of its data, by its own estimate.
     pub dataset_bytes: u64,
-    /// It tells a replica who owns what, if that one's idea of its primary's slots differs from its own.
+    /// It notifies a replica of who owns what, if that one's idea of its primary's slots differs from its
+    /// own.
     pub corrects_replicas: bool,
     /// It shows keys of a slot only if the slot is its own or marked as importing.
     pub hides_keys: bool,
@@ -143,7 +144,7 @@ pub struct NodeState {
     pub facts: NodeFacts,
     /// Its keys in each slot, where they were asked for.
     pub counts: Option<KeyCounts>,
-    /// Its keys beyond those, in slots that are not its own: a server that hides them tells only how many.
+    /// Its keys beyond those, in slots that are not its own: a server that hides them reports only how many.
     pub hidden_keys: u64,
     /// Native migrations that it takes part in.
     pub native: Vec<NativeSeen>,
@@ -182,7 +183,7 @@ impl NodeState {
     }
 }
 
-/// Why a node has told nothing of itself.
+/// Why a node has reported nothing of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoAnswer {
     /// It was reached, and refuses the login: a user or a password that others take, or none.
@@ -232,7 +233,7 @@ pub struct Surveyed {
     pub id: NodeId,
     /// Where it is reached.
     pub address: Address,
-    /// What it is in the eyes of the node that told us of it.
+    /// What it is in the eyes of the node that reported it.
     pub told_role: Role,
     /// Whom it follows, likewise.
     pub told_primary: Option<NodeId>,
@@ -328,10 +329,10 @@ impl Survey {
         what: SurveyOptions,
         within: Option<Duration>,
     ) -> Result<Survey> {
-        let mut told: BTreeMap<NodeId, Node> = BTreeMap::new();
+        let mut known: BTreeMap<NodeId, Node> = BTreeMap::new();
         let mut answers: BTreeMap<NodeId, std::result::Result<NodeState, NoAnswer>> = BTreeMap::new();
         let mut waiting: VecDeque<Node> = VecDeque::new();
-        add_view(first, &mut told, &mut waiting);
+        add_view(first, &mut known, &mut waiting);
         for _ in 0..ROUNDS_MAX {
             let mut running = JoinSet::new();
             let mut heard = Vec::new();
@@ -354,7 +355,7 @@ impl Survey {
                 match answer {
                     Ok((view, state)) => {
                         // Only what is new is kept: all views together may be large.
-                        heard.extend(view.nodes.into_iter().filter(|n| !told.contains_key(&n.id)));
+                        heard.extend(view.nodes.into_iter().filter(|n| !known.contains_key(&n.id)));
                         answers.insert(id, Ok(state));
                     }
                     // Otherwise a user without rights would make every node look dead.
@@ -367,13 +368,13 @@ impl Survey {
                 }
             }
             for node in heard {
-                add_node(node, &mut told, &mut waiting);
+                add_node(node, &mut known, &mut waiting);
             }
             if waiting.is_empty() {
                 break;
             }
         }
-        let nodes = told
+        let nodes = known
             .into_values()
             .map(|node| Surveyed {
                 answer: answers
@@ -432,17 +433,17 @@ impl Survey {
     }
 }
 
-fn add_view(view: ClusterView, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
+fn add_view(view: ClusterView, known: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
     for node in view.nodes {
-        add_node(node, told, waiting);
+        add_node(node, known, waiting);
     }
 }
 
-fn add_node(node: Node, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
-    if !node.flags.handshake && !told.contains_key(&node.id) {
+fn add_node(node: Node, known: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
+    if !node.flags.handshake && !known.contains_key(&node.id) {
         // Slots are asked of each node itself; a set of them for each node would add up.
         let node = Node { slots: SlotSet::new(), ..node };
-        told.insert(node.id.clone(), node.clone());
+        known.insert(node.id.clone(), node.clone());
         waiting.push_back(node);
     }
 }
@@ -626,7 +627,7 @@ pub struct NativeSeen {
     pub name: String,
     /// The node's part in it: `export` or `import`, `migrate` or `import`.
     pub operation: String,
-    /// The slots, as the server tells them: `0-99 150-160`.
+    /// The slots, as the server reports them: `0-99 150-160`.
     pub slots: String,
     /// The node that gives them away.
     pub source: String,
@@ -636,16 +637,16 @@ pub struct NativeSeen {
     pub state: String,
     /// What the server says besides.
     pub message: String,
-    /// When it was made, in seconds of Unix time; 0 where the server does not tell.
+    /// When it was made, in seconds of Unix time; 0 where the server does not report it.
     pub created_s: u64,
-    /// Bytes that wait to be sent; 0 where the server does not tell (Valkey 9.1 does).
+    /// Bytes that wait to be sent; 0 where the server does not report them (Valkey 9.1 does).
     pub remaining_bytes: u64,
     /// Whether it is one of `CLUSTER MIGRATESLOTS`.
     pub is_valkey: bool,
 }
 
 impl NativeSeen {
-    /// The slots; none where they are told in a form that is not known.
+    /// The slots; none where they are reported in a form that is not known.
     pub fn slot_set(&self) -> SlotSet {
         self.slots.replace(' ', ",").parse().unwrap_or_default()
     }
@@ -683,7 +684,7 @@ pub async fn native_migrations(link: &mut Link) -> Result<Vec<NativeSeen>> {
     link.flush().await?;
     let mut found = Vec::new();
     for reply in link.replies(2).await? {
-        // A server that does not know the command, or forbids it, has nothing to tell.
+        // A server that does not know the command, or forbids it, has nothing to report.
         let Some(migrations) = reply.as_items() else { continue };
         for migration in migrations {
             let text = |name: &str| migration.field(name).and_then(Value::as_str).unwrap_or("?").to_owned();
@@ -732,7 +733,7 @@ async fn job_connections(link: &mut Link) -> Result<Vec<String>> {
     };
     if let Some(error) = ServerError::of(&reply) {
         return match error.code {
-            // Where it is forbidden, the marks of open slots still tell.
+            // Where it is forbidden, the marks of open slots still show them.
             Code::NoPermission | Code::UnknownCommand => Ok(Vec::new()),
             _ => Err(link.server_error(error, b"CLIENT LIST")),
         };

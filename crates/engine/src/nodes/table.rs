@@ -14,22 +14,23 @@ impl ClusterView {
     /// the slots that they claim, and replicas of such.
     ///
     /// Nodes are named as they announce themselves: the address map is the way that we take, clients may have
-    /// another. They are named by what the cluster prefers. A port that was told over TLS is a port for TLS.
+    /// another. They are named by what the cluster prefers. A port that was reported over TLS is a port for
+    /// TLS.
     pub fn table(&self, endpoint: &Endpoint) -> Table {
-        let told: Vec<&Node> = self.nodes.iter().filter(|node| is_told(node)).collect();
+        let listed: Vec<&Node> = self.nodes.iter().filter(|node| is_listed(node)).collect();
         let mut groups = Vec::new();
         let mut places: HashMap<&NodeId, usize> = HashMap::new();
-        for primary in told.iter().filter(|node| node.is_primary()) {
+        for primary in listed.iter().filter(|node| node.is_primary()) {
             places.insert(&primary.id, groups.len());
             groups.push(Group { primary: self.member(primary, endpoint), replicas: Vec::new() });
         }
-        for replica in told.iter().filter(|node| !node.is_primary()) {
+        for replica in listed.iter().filter(|node| !node.is_primary()) {
             if let Some(place) = replica.primary.as_ref().and_then(|id| places.get(id)) {
                 groups[*place].replicas.push(self.member(replica, endpoint));
             }
         }
         let mut owners = vec![None; usize::from(Slot::COUNT)];
-        for node in told {
+        for node in listed {
             let Some(place) = places.get(&node.id) else { continue };
             for slot in &node.slots {
                 owners[usize::from(slot.number())] = Some(*place);
@@ -67,7 +68,7 @@ impl ClusterView {
     }
 }
 
-fn is_told(node: &Node) -> bool {
+fn is_listed(node: &Node) -> bool {
     node.announced.is_some() && !node.flags.handshake && !node.flags.noaddr
 }
 
@@ -105,8 +106,8 @@ mod tests {
              {d} :0@0 master,noaddr - 0 0 1 disconnected 5001-5460\n\
              {e} 10.0.0.5:7004@17004 handshake - 0 0 0 disconnected\n"
         );
-        let told = table(&text, "10.0.0.1:7000");
-        let [first, second] = told.shards() else { panic!("{told:?}") };
+        let built = table(&text, "10.0.0.1:7000");
+        let [first, second] = built.shards() else { panic!("{built:?}") };
         let (mine, failed) = (&first.group().primary, &second.group().primary);
         assert_eq!((mine.ip.as_str(), mine.port, mine.tls_port), ("10.0.0.1", Some(7000), None));
         assert_eq!((failed.endpoint(), failed.client_port()), (Some("10.0.0.2"), 7001));
@@ -118,7 +119,7 @@ mod tests {
         );
         // Slot 7000 is claimed by two: the last word is that of the line that comes last in the order of ids.
         let ranges: Vec<String> =
-            told.ranges_from(SlotRange::FULL).map(|(range, owner)| format!("{range}:{owner}")).collect();
+            built.ranges_from(SlotRange::FULL).map(|(range, owner)| format!("{range}:{owner}")).collect();
         assert_eq!(ranges, ["0-5000:0", "5461-16383:1"]);
     }
 
@@ -129,8 +130,8 @@ mod tests {
         for (naming, named) in
             [(Naming::Ip, Some("10.0.0.2")), (Naming::Hostname, Some("b.example")), (Naming::Unknown, None)]
         {
-            let told = table_of(&text, "rediss://b.example:7001", naming);
-            let member = &told.shards()[0].group().primary;
+            let built = table_of(&text, "rediss://b.example:7001", naming);
+            let member = &built.shards()[0].group().primary;
             assert_eq!((member.endpoint(), member.ip.as_str()), (named, "10.0.0.2"));
             assert_eq!((member.port, member.tls_port), (None, Some(7001)));
         }

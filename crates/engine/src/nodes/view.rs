@@ -41,7 +41,7 @@ pub struct Node {
     /// Where it says that it is, before the address map: an IP address and a port. `None` where that is not
     /// known; an empty host where the asked node leaves it to who asks.
     pub announced: Option<Address>,
-    /// The port of its cluster bus; `None` where it is not told.
+    /// The port of its cluster bus; `None` where it is not reported.
     pub bus_port: Option<u16>,
     /// The host name that it announces besides its IP address.
     pub hostname: Option<String>,
@@ -105,8 +105,9 @@ impl ClusterView {
         ClusterView::read(link).await
     }
 
-    /// As [`ClusterView::ask`], and finds out which replicas are loading: `CLUSTER NODES` does not tell, but
-    /// `CLUSTER SLOTS` leaves them out. (`CLUSTER SHARDS`, which names their state, crashes some servers.)
+    /// As [`ClusterView::ask`], and finds out which replicas are loading: `CLUSTER NODES` does not show it,
+    /// but `CLUSTER SLOTS` leaves them out. (`CLUSTER SHARDS`, which names their state, crashes some
+    /// servers.)
     ///
     /// # Errors
     /// As [`ClusterView::ask`].
@@ -127,15 +128,15 @@ impl ClusterView {
     /// `entries` are those of `CLUSTER SLOTS`: a range, and its nodes as `[host, port, id, ...]`.
     fn note_loading(&mut self, entries: &[Value]) {
         let nodes = entries.iter().filter_map(|entry| entry.as_items()?.get(2..)).flatten();
-        let told: HashSet<&str> = nodes.filter_map(|node| node.as_items()?.get(2)?.as_str()).collect();
-        if told.is_empty() {
+        let listed: HashSet<&str> = nodes.filter_map(|node| node.as_items()?.get(2)?.as_str()).collect();
+        if listed.is_empty() {
             // Of nobody: names came with Redis 4.
             return;
         }
         for node in &mut self.nodes {
-            // Of a primary without slots nobody tells the replicas.
-            let is_listed = node.primary.as_ref().is_some_and(|primary| told.contains(primary.as_str()));
-            node.flags.loading = is_listed && node.is_usable() && !told.contains(node.id.as_str());
+            // Of a primary without slots nobody reports the replicas.
+            let is_listed = node.primary.as_ref().is_some_and(|primary| listed.contains(primary.as_str()));
+            node.flags.loading = is_listed && node.is_usable() && !listed.contains(node.id.as_str());
         }
     }
 
@@ -153,13 +154,13 @@ impl ClusterView {
             .ok_or_else(|| link.unexpected("CLUSTER NODES", &reply))
     }
 
-    /// Reads the text of a reply that `told_by` gave; `None` where it has another form.
-    pub fn parse(text: &str, endpoint: &Endpoint, told_by: &Address) -> Option<ClusterView> {
+    /// Reads the text of a reply that `asked` gave; `None` where it has another form.
+    pub fn parse(text: &str, endpoint: &Endpoint, asked: &Address) -> Option<ClusterView> {
         let mut nodes =
-            text.lines().map(|line| parse_line(line, endpoint, told_by)).collect::<Option<Vec<Node>>>()?;
+            text.lines().map(|line| parse_line(line, endpoint, asked)).collect::<Option<Vec<Node>>>()?;
         nodes.sort_by(|a, b| a.id.cmp(&b.id));
         let myself = nodes.iter().find(|n| n.flags.myself)?.id.clone();
-        Some(ClusterView { nodes, myself, side: endpoint.side, asked: told_by.clone() })
+        Some(ClusterView { nodes, myself, side: endpoint.side, asked: asked.clone() })
     }
 
     /// A node by its name.
@@ -246,7 +247,7 @@ fn list(nodes: &[&Node]) -> String {
 }
 
 /// `ID HOST:PORT@BUS[,HOSTNAME[,shard-id=…]] FLAGS PRIMARY|- PING PONG EPOCH LINK SLOTS…`
-fn parse_line(line: &str, endpoint: &Endpoint, told_by: &Address) -> Option<Node> {
+fn parse_line(line: &str, endpoint: &Endpoint, asked: &Address) -> Option<Node> {
     let mut words = line.split_ascii_whitespace();
     let id = words.next()?.parse().ok()?;
     let announced = words.next()?;
@@ -272,7 +273,7 @@ fn parse_line(line: &str, endpoint: &Endpoint, told_by: &Address) -> Option<Node
     let mut words = words.skip(2);
     let config_epoch = words.next()?.parse().ok()?;
     let connected = words.next()? == "connected" || flags.myself;
-    let (address, bus_port, hostname) = parse_announced(announced, endpoint, told_by)?;
+    let (address, bus_port, hostname) = parse_announced(announced, endpoint, asked)?;
     let mut node = Node {
         id,
         address,
@@ -314,7 +315,7 @@ impl Node {
 fn parse_announced(
     text: &str,
     endpoint: &Endpoint,
-    told_by: &Address,
+    asked: &Address,
 ) -> Option<(Address, Option<u16>, Option<String>)> {
     let (place, hostname) = match text.split_once(',') {
         // After it there may be more, such as `shard-id=…`.
@@ -330,7 +331,7 @@ fn parse_announced(
         place.rsplit_once(':')?;
         return Some((Address::Tcp(String::new(), 0), bus_port, hostname.map(str::to_owned)));
     };
-    let address = endpoint.reach_node(endpoint.naming, &announced, hostname, told_by);
+    let address = endpoint.reach_node(endpoint.naming, &announced, hostname, asked);
     Some((address, bus_port, hostname.map(str::to_owned)))
 }
 
@@ -437,9 +438,9 @@ mod tests {
     #[test]
     fn names_and_maps_decide_where_a_node_is_reached() {
         let text = format!("{A} 10.0.0.1:7000@17000,one.example myself,master - 0 0 1 connected 0-16383\n");
-        let reached = |map: &[(&str, &str)], told_by: &str| {
-            let told_by = Address::parse_tcp(told_by).expect("an address");
-            let view = ClusterView::parse(&text, &endpoint(map), &told_by).expect("a good reply");
+        let reached = |map: &[(&str, &str)], asked: &str| {
+            let asked = Address::parse_tcp(asked).expect("an address");
+            let view = ClusterView::parse(&text, &endpoint(map), &asked).expect("a good reply");
             view.me().address.to_string()
         };
         assert_eq!(reached(&[], "10.0.0.1:7000"), "10.0.0.1:7000");

@@ -57,12 +57,12 @@ pub struct WriterFence {
 struct FencedUser {
     at: String,
     name: String,
-    /// The rules about commands that it had, as `ACL GETUSER` tells them.
+    /// The rules about commands that it had, as `ACL GETUSER` reports them.
     commands: String,
 }
 
 impl FencedUser {
-    /// Whether it holds what a server tells of a user's commands, and nothing else that `ACL SETUSER` would
+    /// Whether it holds what a server reports of a user's commands, and nothing else that `ACL SETUSER` would
     /// take for a rule.
     fn is_plausible(&self) -> bool {
         let is_command = |rule: &str| {
@@ -197,7 +197,7 @@ impl WriterFence {
                 Ok(users) => {
                     gaps.extend(users.iter().map(|user| format!("ACL user {} at {address}", user.name)));
                 }
-                // It tells of a user that cannot be fenced off: of one with selectors, for example.
+                // It names a user that cannot be fenced off: one with selectors, for example.
                 Err(e) if matches!(e.kind, ErrorKind::Unfit(_)) => gaps.push(e.problem()),
                 Err(e) => return Err(e),
             }

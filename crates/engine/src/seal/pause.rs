@@ -83,8 +83,8 @@ impl Seal {
         Ok(Seal { held, until_ms: None })
     }
 
-    /// Holds all writers from now on, for `limit_ms` at most, and tells how far the primaries are. Where one
-    /// refuses, the others are let go. Where the future is dropped half-way nobody is let go before
+    /// Holds all writers from now on, for `limit_ms` at most, and reports how far the primaries are. Where
+    /// one refuses, the others are let go. Where the future is dropped half-way nobody is let go before
     /// [`Seal::release`].
     ///
     /// # Errors
@@ -125,20 +125,20 @@ impl Seal {
     /// being let go as well, whenever it comes to that.
     ///
     /// # Errors
-    /// The first that occurred: writers of that server may be held still. The others have been told all the
-    /// same.
+    /// The first that occurred: writers of that server may be held still. The others have been notified all
+    /// the same.
     pub async fn release(&mut self) -> Result<()> {
         let until = Instant::now() + RELEASED_WITHIN;
-        let mut told = Vec::new();
+        let mut sent = Vec::new();
         for held in &mut self.held {
             // In the same stream as what may hold writers later.
             held.link.push(&UNPAUSE);
-            told.push(matches!(timeout_at(until, held.link.flush()).await, Ok(Ok(()))));
+            sent.push(matches!(timeout_at(until, held.link.flush()).await, Ok(Ok(()))));
         }
         let mut left = Vec::new();
-        for (held, is_told) in self.held.iter_mut().zip(told) {
+        for (held, is_sent) in self.held.iter_mut().zip(sent) {
             let is_released =
-                is_told && held.is_in_step && timeout_at(until, held.is_released()).await.unwrap_or(false);
+                is_sent && held.is_in_step && timeout_at(until, held.is_released()).await.unwrap_or(false);
             if !is_released {
                 held.is_in_step = false;
                 left.push(&held.link);

@@ -70,7 +70,7 @@ async fn end_these(link: &mut Link, ids: &[String]) -> Result<u64> {
     Ok(ended)
 }
 
-/// The ids of those that wait, are in a transaction, or watch keys. Redis before 7.4 does not tell who
+/// The ids of those that wait, are in a transaction, or watch keys. Redis before 7.4 does not report who
 /// watches: what they would write is refused when they come to write it.
 fn waiting(clients: &str) -> Vec<String> {
     let is_waiting = |line: &&str| {

@@ -1,4 +1,4 @@
-//! Clients that write to a server, as far as it tells: for the operator who has to stop them.
+//! Clients that write to a server, as far as it reports them: for the operator who has to stop them.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ pub struct WritingClient {
     pub address: String,
     /// The name that it has given itself; empty where it has not.
     pub name: String,
-    /// Its ACL user; empty where the server does not tell.
+    /// Its ACL user; empty where the server does not report it.
     pub user: String,
     /// Its last command.
     pub command: String,
@@ -50,7 +50,7 @@ pub async fn other_clients(link: &mut Link, known: &[String]) -> Result<Option<u
 }
 
 /// Where the clients of a server come from that are logged in as this user, ours excepted: none where ours
-/// cannot be told from others, since this user may not name its connections.
+/// cannot be distinguished from others, since this user may not name its connections.
 ///
 /// # Errors
 /// As [`Link::call`].

@@ -420,7 +420,7 @@ async fn a_gap_is_a_failure(engine: Engine) {
     let broke_at = feed.offset();
     proxy.cut();
     for n in 0..100 {
-        // The servers keep more than they are told to while a replica's output is not sent.
+        // The servers keep more than they are set to while a replica's output is not sent.
         let _: () = con.set(format!("k:{n}"), vec![b'x'; 100_000]).expect("written");
     }
     proxy.heal().expect("the port is free");

@@ -167,8 +167,8 @@ impl Field {
             from.flush().await.expect("sent");
             for key in &keys {
                 let reply = from.reply().await.expect("a reply");
-                let told = format!("{reply:?}");
-                let payload = reply.into_bytes().unwrap_or_else(|| panic!("no payload of {key:?}: {told}"));
+                let text = format!("{reply:?}");
+                let payload = reply.into_bytes().unwrap_or_else(|| panic!("no payload of {key:?}: {text}"));
                 to.push(&[b"RESTORE-ASKING", key, b"0", &payload, b"REPLACE"]);
             }
             to.flush().await.expect("sent");

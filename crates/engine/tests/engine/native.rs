@@ -171,15 +171,15 @@ impl Field {
     }
 }
 
-/// Waits until a state is told.
-async fn told(progress: &mut watch::Receiver<NativeState>, what: impl FnMut(&NativeState) -> bool) {
+/// Waits until a state is reported.
+async fn reported(progress: &mut watch::Receiver<NativeState>, what: impl FnMut(&NativeState) -> bool) {
     let waiting = progress.wait_for(what);
     tokio::time::timeout(PATIENCE, waiting).await.expect("it comes to that").expect("it runs");
 }
 
 /// Waits until the migration has sent its snapshot and is held before the pause.
 async fn held(progress: &mut watch::Receiver<NativeState>) {
-    told(progress, |s| s.raw == "waiting-to-pause").await;
+    reported(progress, |s| s.raw == "waiting-to-pause").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -269,7 +269,7 @@ async fn a_flush_is_tried_again_within_bounds() {
         .run_with(&moved, NativeOptions::default(), async |mut progress, _| {
             held(&mut progress).await;
             field.cluster.nodes()[1].call(&["FLUSHALL"]);
-            told(&mut progress, |s| s.attempt == 2).await;
+            reported(&mut progress, |s| s.attempt == 2).await;
             field.prevent_pause(false);
         })
         .await
@@ -371,7 +371,7 @@ async fn migrations_of_others_are_left_alone() {
     let options = NativeOptions { wait_turn_ms: 60_000, ..NativeOptions::default() };
     let report = field
         .run_with(&slots("0-9"), options, async |mut progress, _| {
-            told(&mut progress, |s| s.message.contains("slots 500")).await;
+            reported(&mut progress, |s| s.message.contains("slots 500")).await;
             field.prevent_pause(false);
         })
         .await
@@ -635,7 +635,7 @@ impl Stage {
         let running = run(&deployment, kind, &self.source, &self.target, &moved, options, &sender, &cancel);
         let watching = async {
             if let Some(raw) = cancel_at {
-                told(&mut receiver, |s| s.raw == raw).await;
+                reported(&mut receiver, |s| s.raw == raw).await;
                 cancel.cancel();
             }
         };

@@ -140,7 +140,7 @@ async fn unowned_slots_and_lost_nodes_are_found(engine: Engine) {
     assert!(!Survey::is_healthy(&findings));
 }
 
-/// One node has another password than the others: it was reached, and says why it tells nothing.
+/// One node has another password than the others: it was reached, and says why it reports nothing.
 async fn a_node_that_refuses_the_login_is_not_called_silent(engine: Engine) {
     let cluster = Cluster::builder(engine).start().expect("the cluster starts");
     for (node, password) in [(0, "common"), (1, "common"), (2, "other")] {

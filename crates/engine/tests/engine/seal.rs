@@ -58,7 +58,7 @@ impl Fenced {
         WriterFence::plan(&self.deployment, WriterFenceKind::Acl).await.expect("users that may write")
     }
 
-    /// What a user may do, as the server tells it; `None` where it is unknown.
+    /// What a user may do, as the server reports it; `None` where it is unknown.
     async fn rights(&self, user: &str) -> Option<String> {
         let address = &self.deployment.endpoint.address;
         let mut link = self.deployment.open(address, 0).await.expect("a connection");

@@ -1,4 +1,4 @@
-//! What clients get to know of a cluster from the built replies, beside what its own servers tell.
+//! What clients get to know of a cluster from the built replies, beside what its own servers report.
 
 use std::time::Duration;
 
@@ -121,12 +121,12 @@ async fn assert_alike_but_for_shards(link: &mut Link, protocol: Protocol, are_th
     ] {
         assert_eq!(info(&ours, name), info(&theirs, name), "{name}");
     }
-    // What nodes send each other is told by kind, of those kinds that there were; and what Redis 8.4 moves by
-    // itself is nothing of ours.
-    let told = theirs.as_str().expect("text").lines().filter_map(|line| line.split_once(':'));
+    // What nodes send each other is reported by kind, of those kinds that there were; and what Redis 8.4
+    // moves by itself is nothing of ours.
+    let fields = theirs.as_str().expect("text").lines().filter_map(|line| line.split_once(':'));
     let is_own =
         |name: &str| !["cluster_stats_", "cluster_slot_migration_"].iter().any(|it| name.starts_with(it));
-    for (name, value) in told.filter(|(name, _)| is_own(name)) {
+    for (name, value) in fields.filter(|(name, _)| is_own(name)) {
         let ours = ours.as_str().expect("text").contains(&format!("\n{name}:"));
         assert!(ours || name == "cluster_state", "{name}:{value} is left out");
     }
@@ -156,8 +156,8 @@ async fn large_tables_are_told_as_servers_tell_them(engine: Engine) {
         let server = builder.start().expect("a server");
         let mut link = link(&server.addr()).await;
         until(async || {
-            let told = link.call(&[b"CLUSTER", b"INFO"]).await.expect("info");
-            info(&told, "cluster_size") == primaries.to_string()
+            let reply = link.call(&[b"CLUSTER", b"INFO"]).await.expect("info");
+            info(&reply, "cluster_size") == primaries.to_string()
         })
         .await;
         assert_alike(link, false).await;
@@ -177,7 +177,7 @@ async fn clusters_with_replicas_are_told_as_servers_tell_them(engine: Engine) {
     let cluster = Cluster::builder(engine).replicas(2).start().expect("the cluster starts");
     for node in [0, 3] {
         let mut link = link(&cluster.nodes()[node].addr()).await;
-        // Nodes tell of replicas once they know that these have data, and of their shard once they have heard
+        // Nodes report replicas once they know that these have data, and their shard once they have heard
         // of it.
         until(async || {
             let slots = link.call(&[b"CLUSTER", b"SLOTS"]).await.expect("slots");

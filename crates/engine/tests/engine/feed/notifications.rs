@@ -1,4 +1,5 @@
-//! The feed of keyspace notifications: what it is told, what it finds out by asking, and what it refuses.
+//! The feed of keyspace notifications: what it is notified of, what it finds out by asking, and what it
+//! refuses.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -43,14 +44,14 @@ mod matrix {
     }
 }
 
-/// Commands for consumer groups: some servers tell of some of them.
+/// Commands for consumer groups: some servers publish some of them.
 const GROUPS: [&str; 4] = ["XREADGROUP", "XACK", "XCLAIM", "XAUTOCLAIM"];
 
-fn telling(engine: Engine) -> ServerBuilder {
+fn publishing(engine: Engine) -> ServerBuilder {
     Server::builder(engine).arg("notify-keyspace-events", "AE")
 }
 
-async fn told(server: &Server) -> Feed {
+async fn followed(server: &Server) -> Feed {
     attach(&server.url(), SlotSet::full(), of_kind(FeedKind::Notifications)).await
 }
 
@@ -63,13 +64,13 @@ fn keys_of(expected: &str) -> Vec<BTreeSet<&str>> {
 }
 
 async fn every_plain_command_is_told(engine: Engine) {
-    let server = telling(engine).start().expect("a server");
+    let server = publishing(engine).start().expect("a server");
     let mut con = server.connection();
-    let feed = told(&server).await;
+    let feed = followed(&server).await;
     assert!(feed.misses_consumer_groups() && feed.unproven().is_empty());
     assert_eq!(feed.unseen_types().first(), Some(&"stream"));
     let mut failures = Vec::new();
-    let mut told = 0;
+    let mut count = 0;
     for (_, commands, expected) in
         TABLE.iter().filter(|(only, ..)| only.includes(engine) || *only == Only::All)
     {
@@ -91,11 +92,11 @@ async fn every_plain_command_is_told(engine: Engine) {
         if !is_left_out && !keys_of(expected).contains(&seen) {
             failures.push(format!("{engine}: {commands}: {seen:?} and not {expected:?}"));
         }
-        told += 1;
+        count += 1;
         assert!(!feed.touched().flushed(), "{engine}: {commands}");
     }
     assert!(failures.is_empty(), "{failures:#?}");
-    assert!(told > 100, "{told} of them ran");
+    assert!(count > 100, "{count} of them ran");
     // Expiries, and other databases.
     run(&mut con, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&mut con, "SET short 1 PX 20");
@@ -112,11 +113,12 @@ async fn every_plain_command_is_told(engine: Engine) {
     assert_eq!(feed.failure(), None);
 }
 
-/// Nothing is published of them: the server's counts of calls tell. A reset of these hides what was before.
+/// Nothing is published of them: the server's counts of calls show them. A reset of these hides what was
+/// before.
 async fn what_empties_databases_is_found_out(engine: Engine) {
-    let server = telling(engine).start().expect("a server");
+    let server = publishing(engine).start().expect("a server");
     let mut con = server.connection();
-    let feed = told(&server).await;
+    let feed = followed(&server).await;
     let touched = feed.touched();
     let commands = [
         "FLUSHALL",
@@ -155,9 +157,9 @@ async fn what_empties_databases_is_found_out(engine: Engine) {
 
 /// Somebody may turn it off while it is followed, or close the connection: then nothing is certain any more.
 async fn one_that_is_turned_off_ends(engine: Engine) {
-    let server = telling(engine).start().expect("a server");
+    let server = publishing(engine).start().expect("a server");
     let mut con = server.connection();
-    let feed = told(&server).await;
+    let feed = followed(&server).await;
     // Everything that is needed is there, and more.
     run(&mut con, "CONFIG SET notify-keyspace-events KEg$lszhxet");
     run(&mut con, "SET a 1");
@@ -168,10 +170,10 @@ async fn one_that_is_turned_off_ends(engine: Engine) {
     let words = failure.to_string();
     assert!(words.contains("lacks $szhxet: AEK would do"), "{words}");
     let error = feed.reach(0, REACH_MS).await.expect_err("the feed has ended");
-    assert!(error.to_string().contains("no longer tells of every change"), "{error}");
+    assert!(error.to_string().contains("no longer reports every change"), "{error}");
 
     run(&mut con, "CONFIG SET notify-keyspace-events AE");
-    let feed = told(&server).await;
+    let feed = followed(&server).await;
     assert_eq!(run(&mut con, "CLIENT KILL TYPE pubsub"), redis::Value::Int(1));
     let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
     assert!(matches!(failure, FeedFailure::Lost { .. }), "{engine}: {failure:?}");
@@ -202,7 +204,7 @@ async fn a_setting_that_leaves_something_out_is_refused() {
 /// What a user may not do is named, and what cannot be checked is not taken for given.
 #[tokio::test(flavor = "multi_thread")]
 async fn rights_decide_which_feed_is_had() {
-    let server = telling(Engine::Valkey91)
+    let server = publishing(Engine::Valkey91)
         .user_acl("neither on >pw ~* &* +@all -psync -client|tracking")
         .user_acl("either on >pw ~* &* +@all -psync")
         .user_acl("channelless on >pw ~* resetchannels +@all -psync -client|tracking")
@@ -259,9 +261,9 @@ async fn rights_decide_which_feed_is_had() {
 
 /// Some modules publish what changes their keys, and some do not. Those that do not are named.
 async fn types_of_which_nothing_is_told_are_named() {
-    let server = telling(Engine::Redis74).modules().start().expect("a server");
+    let server = publishing(Engine::Redis74).modules().start().expect("a server");
     let mut con = server.connection();
-    let feed = told(&server).await;
+    let feed = followed(&server).await;
     assert_eq!(
         feed.unseen_types().iter().copied().collect::<BTreeSet<_>>(),
         BTreeSet::from([
@@ -275,7 +277,7 @@ async fn types_of_which_nothing_is_told_are_named() {
             "trietype0",
         ])
     );
-    for (command, told) in [
+    for (command, expected) in [
         ("JSON.SET j $ 1", &["j=w"][..]),
         ("TS.ADD t 1000 1", &["t=w"]),
         ("TS.CREATE t2", &["t2=w"]),
@@ -290,7 +292,7 @@ async fn types_of_which_nothing_is_told_are_named() {
     ] {
         run(&mut con, command);
         let taken: BTreeSet<String> = drain(&feed, &mut con).await.iter().map(shown).collect();
-        assert_eq!(taken, told.iter().map(|touch| (*touch).to_owned()).collect(), "{command}");
+        assert_eq!(taken, expected.iter().map(|touch| (*touch).to_owned()).collect(), "{command}");
     }
     // All events but those of modules.
     run(&mut con, "CONFIG SET notify-keyspace-events Eg$lszhxet");
@@ -300,9 +302,9 @@ async fn types_of_which_nothing_is_told_are_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_vector_sets_nothing_is_told() {
-    let server = telling(Engine::Redis86).start().expect("a server");
+    let server = publishing(Engine::Redis86).start().expect("a server");
     let mut con = server.connection();
-    let feed = told(&server).await;
+    let feed = followed(&server).await;
     assert_eq!(feed.unseen_types(), ["stream", "vectorset"]);
     run(&mut con, "VADD v VALUES 2 1 1 e");
     assert_eq!(drain(&feed, &mut con).await, []);

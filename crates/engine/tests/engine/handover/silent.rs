@@ -15,7 +15,7 @@ async fn what_was_dropped_half_way_is_found_out_and_repaired() {
     super::what_was_dropped_half_way_is_found_out_and_repaired(Engine::Valkey80).await;
 }
 
-/// The first time that a node of Valkey 8.0 tells others of a raised epoch is up to chance, and takes
+/// The first time that a node of Valkey 8.0 notifies others of a raised epoch is up to chance, and takes
 /// seconds: no batch may depend on one of the source's.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_batch_waits_for_an_epoch_that_nobody_announces() {
@@ -62,7 +62,7 @@ async fn a_silent_claim_is_followed_by_one_that_all_nodes_hear() {
         handover.take_over(&moving, u64::MAX).await.expect("taken over");
         let view = field.view(1).await;
         assert!(moving.difference(&view.me().slots).is_empty(), "it claims all of them");
-        assert!(setslots().await >= before + 2, "nobody was told");
+        assert!(setslots().await >= before + 2, "nobody was notified");
         let epochs = view.nodes.iter().map(|node| node.config_epoch);
         assert_eq!(Some(view.me().config_epoch), epochs.max(), "its claim is the latest");
         if is_hindered {
