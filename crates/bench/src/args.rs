@@ -47,6 +47,6 @@ pub enum Bench {
     Reshard(BenchReshardArgs),
     /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them
     Sync(BenchSyncArgs),
-    /// Telling clients who owns which slot, beside servers, and a storm of clients that ask
+    /// How clients learn who owns which slot, beside servers, and a storm of clients that ask
     Topology(BenchTopologyArgs),
 }

@@ -273,7 +273,7 @@ fn memory_bytes(connection: &mut Connection) -> anyhow::Result<u64> {
     let info: String = cmd("INFO").arg("memory").query(connection)?;
     info.lines()
         .find_map(|line| line.strip_prefix("used_memory:")?.parse().ok())
-        .context("the source does not tell how much memory it uses")
+        .context("the source does not report how much memory it uses")
 }
 
 fn limit(runs: &[Run]) -> Duration {

@@ -29,7 +29,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads what the kernel and the engine tell. What they do not tell is empty or zero.
+    /// Reads what the kernel and the engine report. What they do not report is empty or zero.
     pub fn of_this(engine: Engine) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let memory_kibibytes = number_after(&read("/proc/meminfo"), "MemTotal:");

@@ -38,7 +38,7 @@ const CHOSEN: [(u64, &str); 2] = [(10_000, "few"), (367_610, "many")];
 /// Bytes of a value. Where the article does not say it, short ones: a key costs its round trips.
 const VALUE_BYTES: usize = 100;
 
-/// Each of the article's stages has so many workers.
+/// How many workers each of the article's stages has.
 const WORKERS: usize = 30;
 
 /// `COUNT` of the article's `SCAN`.

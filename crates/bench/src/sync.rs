@@ -175,7 +175,7 @@ fn measure(engine: Engine, args: &BenchSyncArgs, interrupt: &Interrupt) -> anyho
     Ok(Exit::Success)
 }
 
-/// Writes what is due, beat by beat, until it is told to stop.
+/// Writes what is due, beat by beat, until it is stopped.
 fn write(
     source: &Server,
     number: u64,

@@ -42,7 +42,7 @@ pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) 
         return Ok(0);
     }
     let libraries = match libraries(source, true).await {
-        // One that does not tell its commands may have it.
+        // One that does not report its commands may have it.
         Err(e) if !is_known && e.server().is_some_and(|e| e.code == Code::UnknownCommand) => return Ok(0),
         libraries => libraries?,
     };

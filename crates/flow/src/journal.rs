@@ -171,7 +171,7 @@ pub struct Unfinished {
     pub name: String,
     /// A process has it open.
     pub running: bool,
-    /// When it was last written, in seconds since the epoch; 0 where the system does not tell.
+    /// When it was last written, in seconds since the epoch; 0 where the system does not report it.
     pub written_s: u64,
     /// What describes the job, as it was given to [`Journal::open`]; `Null` where it cannot be read.
     pub described: serde_json::Value,
@@ -215,7 +215,7 @@ fn read_unfinished(folder: &Path, name: String) -> Option<Unfinished> {
         Err(OpenError::InUse) => return Some(Unfinished { running: true, ..unread }),
         Err(OpenError::Failed(_)) => None,
     };
-    // Where a process was killed, opening it wrote to it. What is told is when that process did.
+    // Where a process was killed, opening it wrote to it. What is reported is when that process did.
     if let (Some(written), Ok(file)) = (written, File::options().write(true).open(&path))
         && let Err(error) = file.set_modified(written)
     {

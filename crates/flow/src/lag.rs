@@ -1,8 +1,8 @@
 //! How far replicas are behind their primary, and how far they may be.
 //!
-//! A replica tells its primary once a second up to where it has got, and `INFO replication` of the primary
-//! says so. What it has got meanwhile it has told nobody: a replica that keeps up seems to be up to a second
-//! behind.
+//! A replica reports to its primary once a second up to where it has got, and `INFO replication` of the
+//! primary shows that. What it has got meanwhile it has reported to nobody: a replica that keeps up seems to
+//! be up to a second behind.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use whimbrel_core::units::{format_bytes, format_duration_ms, parse_bytes, parse_duration};
 use whimbrel_engine::probe::{Info, ReplicaFacts};
 
-/// The shortest time that can be told from none, in milliseconds.
+/// The shortest time that can be distinguished from none, in milliseconds.
 const TIME_MS_MIN: u64 = 2_000;
 
 /// For how long it is known how far the primary was, and of how many moments.
@@ -25,7 +25,7 @@ const KNOWN_MAX: usize = 4_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaxLag {
-    /// By so many bytes of what the primary sends them; 0 for as far as they like.
+    /// By this many bytes of what the primary sends them; 0 for as far as they like.
     Bytes(u64),
     /// By what the primary has written in this time, in milliseconds.
     Ms(u64),
@@ -44,8 +44,8 @@ impl FromStr for MaxLag {
         if text.ends_with(['s', 'h']) {
             let ms = parse_duration(text).map_err(|e| e.to_string())?.as_millis();
             let ms = u64::try_from(ms).map_err(|_| "that is too long".to_owned())?;
-            let is_told = ms >= TIME_MS_MIN;
-            return is_told
+            let is_measurable = ms >= TIME_MS_MIN;
+            return is_measurable
                 .then_some(MaxLag::Ms(ms))
                 .ok_or_else(|| "at least 2s: replicas report their offset once a second".to_owned());
         }
@@ -72,7 +72,7 @@ impl fmt::Display for MaxLag {
 /// How far a replica is behind.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Lag {
-    /// By so many bytes.
+    /// By this many bytes.
     Bytes(u64),
     /// By what was written in this time, in milliseconds.
     Ms(u64),

@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// With more primaries each of them is asked less often, so that the questions themselves cost nothing.
 const NODES_OFTEN: usize = 16;
 
-/// Between two questions to one primary for its replicas, or its load: replicas tell more once a second.
+/// Between two questions to one primary for its replicas, or its load: replicas report more once a second.
 const INFO_PERIOD: Duration = Duration::from_millis(250);
 
 /// How far back answers count.

@@ -37,8 +37,8 @@ pub struct LegacyOptions {
     /// Overwrite keys that the target has already and that differ. Keys that are equal on both, as a
     /// `MIGRATE` whose reply was lost leaves them, are always overwritten.
     pub replace: bool,
-    /// Tell the other primaries of each slot, as the classic tools do, and do not leave it to gossip.
-    pub tell_all: bool,
+    /// Notify the other primaries of each slot, as the classic tools do, and do not leave it to gossip.
+    pub notify_all: bool,
     /// Bounds on trying a slot again after a broken link or a transient error.
     pub retry: RetryPolicy,
 }
@@ -49,7 +49,7 @@ impl Default for LegacyOptions {
             keys_per_migrate: 10,
             migrate_timeout_ms: 60_000,
             replace: false,
-            tell_all: true,
+            notify_all: true,
             retry: RetryPolicy { give_up_after_ms: 10_000, ..RetryPolicy::default() },
         }
     }
@@ -89,7 +89,7 @@ pub struct LegacyReport {
     pub keys: u64,
     /// How long it took.
     pub duration_ms: u64,
-    /// True where it stopped because it was told to, before all slots had moved.
+    /// True where it stopped because it was cancelled, before all slots had moved.
     pub cancelled: bool,
     /// What stopped it, where something did: the slots in [`moved`](LegacyReport::moved) stay at the target
     /// all the same. The message says which slot it was.
@@ -286,7 +286,7 @@ impl Mover {
         // The new owner first: if the old one lost it first, nobody would have it for a moment.
         setslot(&mut self.target, &number, "NODE", &target_id).await?;
         setslot(&mut self.source, &number, "NODE", &target_id).await?;
-        if self.options.tell_all {
+        if self.options.notify_all {
             for other in &mut self.others {
                 // The owner's claim reaches it by gossip as well.
                 if let Err(error) = setslot(other, &number, "NODE", &target_id).await {

@@ -84,7 +84,7 @@ impl Used {
     }
 }
 
-/// What it has used since its start, in seconds: its main thread, where it tells that apart.
+/// What it has used since its start, in seconds: its main thread, where it reports that separately.
 fn used_s(info: &Info) -> Option<f64> {
     let seconds = |name: &str| info.field(name)?.parse::<f64>().ok();
     let sum = |suffix: &str| {

@@ -18,7 +18,7 @@ pub struct MemoryBudget(Arc<Budget>);
 struct Budget {
     units: Arc<Semaphore>,
     size: Mutex<Size>,
-    /// Tells those that wait that the size is another one.
+    /// Notifies those that wait that the size is another one.
     resized: Notify,
 }
 

@@ -33,7 +33,7 @@ const TYPES: [(&str, &str); 9] = [
     (VECTOR_SET, "VADD"),
 ];
 
-/// So many rules are shown to people.
+/// How many rules are shown to people.
 const RULES_SHOWN: usize = 20;
 
 /// No more rules than this are remembered.
@@ -184,16 +184,16 @@ async fn indexes(source: &Deployment) -> Result<Vec<String>> {
     names.sort();
     let mut commands = Vec::new();
     for name in names {
-        let told = link.ask(&[b"FT.INFO", name.as_bytes()]).await?;
-        let words = index_of(&name, &told).unwrap_or_else(|| vec!["FT.CREATE".to_owned(), name]);
+        let info = link.ask(&[b"FT.INFO", name.as_bytes()]).await?;
+        let words = index_of(&name, &info).unwrap_or_else(|| vec!["FT.CREATE".to_owned(), name]);
         commands.push(words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
     }
     Ok(commands)
 }
 
-/// The command that makes an index, by what `FT.INFO` tells.
-fn index_of(name: &str, told: &Value) -> Option<Vec<String>> {
-    let definition = told.field("index_definition")?;
+/// The command that makes an index, by the reply to `FT.INFO`.
+fn index_of(name: &str, info: &Value) -> Option<Vec<String>> {
+    let definition = info.field("index_definition")?;
     let mut words = vec!["FT.CREATE".to_owned(), name.to_owned()];
     words.extend(["ON".to_owned(), word(definition.field("key_type")?)?]);
     let prefixes: Vec<String> = definition.field("prefixes")?.as_items()?.iter().filter_map(word).collect();
@@ -211,15 +211,15 @@ fn index_of(name: &str, told: &Value) -> Option<Vec<String>> {
             definition.field(field).and_then(word).filter(|value| value != usual && !value.is_empty());
         words.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
     }
-    words.extend(told.field("index_options")?.as_items()?.iter().filter_map(word));
-    if let Some(stopwords) = told.field("stopwords_list").and_then(Value::as_items) {
+    words.extend(info.field("index_options")?.as_items()?.iter().filter_map(word));
+    if let Some(stopwords) = info.field("stopwords_list").and_then(Value::as_items) {
         words.extend(["STOPWORDS".to_owned(), stopwords.len().to_string()]);
         words.extend(stopwords.iter().filter_map(word));
     }
     words.push("SCHEMA".to_owned());
-    for attribute in told.field("attributes")?.as_items()? {
-        let told: Vec<String> = attribute.as_items()?.iter().filter_map(word).collect();
-        let [_, identifier, _, called, _, kind, rest @ ..] = &told[..] else { return None };
+    for attribute in info.field("attributes")?.as_items()? {
+        let parts: Vec<String> = attribute.as_items()?.iter().filter_map(word).collect();
+        let [_, identifier, _, called, _, kind, rest @ ..] = &parts[..] else { return None };
         words.push(identifier.clone());
         if called != identifier {
             words.extend(["AS".to_owned(), called.clone()]);
@@ -234,9 +234,9 @@ fn index_of(name: &str, told: &Value) -> Option<Vec<String>> {
 }
 
 /// Names and values of a vector's options, which `FT.CREATE` calls otherwise.
-fn vector_options(told: &[String], words: &mut Vec<String>) {
+fn vector_options(given: &[String], words: &mut Vec<String>) {
     let mut options = Vec::new();
-    for option in told.chunks_exact(2) {
+    for option in given.chunks_exact(2) {
         let name = match option[0].as_str() {
             "algorithm" => {
                 words.push(option[1].clone());
@@ -258,15 +258,15 @@ fn vector_options(told: &[String], words: &mut Vec<String>) {
 }
 
 /// The options of other attributes. What holds for all types comes last.
-fn attribute_options(told: &[String], words: &mut Vec<String>) {
+fn attribute_options(given: &[String], words: &mut Vec<String>) {
     let mut last = Vec::new();
-    let mut told = told.iter();
-    while let Some(option) = told.next() {
+    let mut given = given.iter();
+    while let Some(option) = given.next() {
         match option.as_str() {
             "SORTABLE" | "UNF" | "NOINDEX" => last.push(option.clone()),
             "coord_system" => {}
             "SEPARATOR" => {
-                let separator = told.next().filter(|separator| !separator.is_empty());
+                let separator = given.next().filter(|separator| !separator.is_empty());
                 words.extend(separator.into_iter().flat_map(|value| [option.clone(), value.clone()]));
             }
             _ => words.push(option.clone()),
@@ -287,8 +287,8 @@ async fn rules(
             link.push(&[b"TS.INFO", key]);
         }
         link.flush().await?;
-        for (key, told) in keys.iter().zip(link.replies(keys.len()).await?) {
-            let rules = told.field("rules").and_then(Value::as_items).unwrap_or_default();
+        for (key, info) in keys.iter().zip(link.replies(keys.len()).await?) {
+            let rules = info.field("rules").and_then(Value::as_items).unwrap_or_default();
             found.extend(rules.iter().filter_map(|rule| rule_of(key, rule)));
         }
         Ok(found.len() < RULES_MAX)
@@ -309,8 +309,8 @@ pub(crate) async fn filled_by(link: &mut Link, keys: &[Bytes]) -> Result<Vec<Byt
         }
         link.flush().await?;
         // Of a key that is no series it says so.
-        for told in link.replies(keys.len()).await? {
-            let rules = told.field("rules").and_then(Value::as_items).unwrap_or_default();
+        for info in link.replies(keys.len()).await? {
+            let rules = info.field("rules").and_then(Value::as_items).unwrap_or_default();
             let to = rules.iter().filter_map(|rule| rule.as_items()?.first()?.as_bytes().cloned());
             filled.extend(to);
         }
@@ -318,11 +318,11 @@ pub(crate) async fn filled_by(link: &mut Link, keys: &[Bytes]) -> Result<Vec<Byt
     Ok(filled)
 }
 
-/// The command that makes a rule, which is told as its series, a time in milliseconds, how it aggregates, and
-/// what it is aligned to.
+/// The command that makes a rule, given as its series, a time in milliseconds, how it aggregates, and what it
+/// is aligned to.
 fn rule_of(key: &[u8], rule: &Value) -> Option<String> {
-    let told: Vec<String> = rule.as_items()?.iter().filter_map(word).collect();
-    let [to, bucket_ms, how, aligned @ ..] = &told[..] else { return None };
+    let parts: Vec<String> = rule.as_items()?.iter().filter_map(word).collect();
+    let [to, bucket_ms, how, aligned @ ..] = &parts[..] else { return None };
     let key = quoted(&String::from_utf8_lossy(key));
     let mut command = format!("TS.CREATERULE {key} {} AGGREGATION {how} {bucket_ms}", quoted(to));
     if let Some(aligned) = aligned.first().filter(|aligned| *aligned != "0") {
@@ -363,13 +363,13 @@ mod tests {
 
     #[test]
     fn what_holds_for_all_types_comes_last() {
-        let told = ["WEIGHT", "2", "SORTABLE", "NOSTEM"].map(str::to_owned);
+        let given = ["WEIGHT", "2", "SORTABLE", "NOSTEM"].map(str::to_owned);
         let mut words = Vec::new();
-        attribute_options(&told, &mut words);
+        attribute_options(&given, &mut words);
         assert_eq!(words, ["WEIGHT", "2", "NOSTEM", "SORTABLE"]);
-        let told = ["algorithm", "FLAT", "data_type", "FLOAT32", "dim", "4"].map(str::to_owned);
+        let given = ["algorithm", "FLAT", "data_type", "FLOAT32", "dim", "4"].map(str::to_owned);
         let mut words = Vec::new();
-        vector_options(&told, &mut words);
+        vector_options(&given, &mut words);
         assert_eq!(words, ["FLAT", "4", "TYPE", "FLOAT32", "DIM", "4"]);
     }
 }

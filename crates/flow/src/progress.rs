@@ -52,7 +52,7 @@ pub struct CopyProgress {
     trouble: Mutex<Option<(Instant, String)>>,
 }
 
-/// For so long after something was tried again it is told why.
+/// For how long after something was tried again the reason is shown.
 const TROUBLE_FRESH: Duration = Duration::from_secs(3);
 
 /// How many notices are kept; later ones are dropped.

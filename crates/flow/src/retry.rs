@@ -23,7 +23,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// The retries of one operation. Success is told by dropping it.
+/// The retries of one operation. Success is reported by dropping it.
 #[derive(Debug)]
 pub struct Backoff {
     policy: RetryPolicy,

@@ -3,7 +3,7 @@
 //! `SCAN` gives every key that exists during the whole of an iteration, at least once. That holds for one
 //! process of the server only: the cursor means nothing to another process, since each has its own hash seed.
 //! So the cursor is tied to the `run_id` it came from, and another `run_id` starts the iteration again. Where
-//! the server does not tell its `run_id`, the cursor is tied to the connection.
+//! the server does not report its `run_id`, the cursor is tied to the connection.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::retry::{Backoff, RetryPolicy};
 pub struct Unit {
     /// The id of the shard's primary when the unit was made; empty for a standalone server.
     pub shard_id: String,
-    /// The slots it owned then. After a failover, when the id is gone, they tell who took its place. A single
+    /// The slots it owned then. After a failover, when the id is gone, they show who took its place. A single
     /// slot would not do: it may move to another shard while the rest stays.
     pub slots: SlotSet,
     /// The database.
@@ -71,7 +71,7 @@ impl Unit {
 /// Where an iteration stands: what a journal keeps in order to go on later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
-    /// The process the cursor belongs to; empty where it is not told.
+    /// The process the cursor belongs to; empty where it is not known.
     pub run_id: String,
     /// The cursor, in decimal.
     pub cursor: Bytes,

@@ -78,7 +78,7 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// How many primaries share the slots evenly; 3 unless told.
+    /// How many primaries share the slots evenly; 3 by default.
     #[must_use]
     pub fn primaries(mut self, count: usize) -> Self {
         self.primaries = count;
@@ -92,15 +92,15 @@ impl ClusterBuilder {
         self
     }
 
-    /// How many replicas each primary has; none unless told.
+    /// How many replicas each primary has; none by default.
     #[must_use]
     pub fn replicas(mut self, each: usize) -> Self {
         self.replicas_each = each;
         self
     }
 
-    /// After how long without an answer a node counts as failing, in milliseconds; [`NODE_TIMEOUT_MS`] unless
-    /// told.
+    /// After how long without an answer a node counts as failing, in milliseconds; [`NODE_TIMEOUT_MS`] by
+    /// default.
     #[must_use]
     pub fn node_timeout_ms(mut self, node_timeout_ms: u32) -> Self {
         self.node_timeout_ms = node_timeout_ms;
@@ -287,7 +287,7 @@ impl Cluster {
     }
 
     /// Moves a slot with all its keys between two primaries, in the way that works on every version: mark,
-    /// migrate key by key, tell every primary.
+    /// migrate key by key, notify every primary.
     ///
     /// # Errors
     /// When a node refuses; the slot may then be left half moved.

@@ -249,7 +249,7 @@ fn open(client: TcpStream, target: SocketAddr, delay: Duration, links: &Arc<Mute
 /// Copies one direction until its end, and passes the end on.
 fn carry(from: &TcpStream, to: &TcpStream, delay: Duration, is_stalled: impl Fn() -> bool + Sync) {
     let deliver = |bytes: &[u8]| {
-        // The end of the other side is not told either.
+        // The end of the other side is not passed on either.
         while is_stalled() {
             thread::sleep(STALL_LOOK);
         }

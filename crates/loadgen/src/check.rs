@@ -79,7 +79,7 @@ impl Comparison {
     }
 }
 
-/// Distinct keys, as many as asked for unless there are not so many.
+/// Distinct keys, as many as asked for unless there are fewer.
 fn random_keys(connection: &mut Connection, count: usize) -> anyhow::Result<BTreeSet<Vec<u8>>> {
     let mut keys = BTreeSet::new();
     // Where the sample is most of the keys the last of them would take long to be drawn.

@@ -93,7 +93,7 @@ fn has_left(child: &mut Child) -> std::io::Result<bool> {
 /// Processor time of this process so far, in user and kernel mode.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When the kernel does not report it.
 pub fn own_cpu() -> anyhow::Result<Duration> {
     cpu_of(UsageWho::RUSAGE_SELF)
 }

@@ -68,7 +68,7 @@ impl DataSet {
         }
     }
 
-    /// How many keys it has where the set of short strings has so many.
+    /// How many keys it has where the set of short strings has `short_strings`.
     pub const fn keys(self, short_strings: u64) -> u64 {
         let keys = match self {
             Self::Strings | Self::Demo => short_strings,

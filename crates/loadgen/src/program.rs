@@ -31,13 +31,13 @@ pub fn last_words(output: &str) -> String {
 
 /// The engine's name, and the version that its binary reports.
 pub fn full_version(engine: Engine) -> String {
-    let told = engine
+    let text = engine
         .binaries()
         .ok()
         .and_then(|binaries| Command::new(binaries.server).arg("--version").output().ok())
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .unwrap_or_default();
-    match told.split_whitespace().find_map(|word| word.strip_prefix("v=")) {
+    match text.split_whitespace().find_map(|word| word.strip_prefix("v=")) {
         Some(version) => format!("{} {version}", if engine.is_valkey() { "Valkey" } else { "Redis" }),
         None => engine.name().to_owned(),
     }

@@ -1,6 +1,6 @@
 //! What a primary sends to a replica: the reply to `PSYNC`, perhaps a snapshot, then its command stream.
 //!
-//! A [`Parser`] is fed bytes as they arrive, split anywhere, and tells a [`Sink`] of each command and its
+//! A [`Parser`] is fed bytes as they arrive, split anywhere, and notifies a [`Sink`] of each command and its
 //! arguments. The sink says of each argument whether it wants to see it; one that is not wanted, and the
 //! snapshot, pass through without being held, however large they are. Bytes of the command stream are counted
 //! exactly, since the sum is the replication offset.
@@ -436,7 +436,7 @@ mod tests {
         fn argument(&mut self, index: u64, bytes: &[u8]) {
             let (_, args) = self.commands.last_mut().expect("a command has begun");
             assert_eq!(index + 1, args.len() as u64);
-            assert_eq!(args.last_mut().expect("announced").replace(bytes.to_vec()), None, "told twice");
+            assert_eq!(args.last_mut().expect("announced").replace(bytes.to_vec()), None, "given twice");
         }
 
         fn command_done(&mut self) {

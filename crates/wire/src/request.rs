@@ -186,7 +186,7 @@ impl RequestScanner {
         self.unseen = 0;
     }
 
-    /// Tells that the caller removes `bytes` from the start of the buffer, in the middle of a command: they
+    /// Notes that the caller removes `bytes` from the start of the buffer, in the middle of a command: they
     /// have been passed on. What has been said of arguments holds no longer.
     ///
     /// The caller may remove no header that has not been scanned: at most [`RequestScanner::forgettable`]

@@ -15,7 +15,7 @@ pub(super) enum Destinations {
 }
 
 impl Destinations {
-    /// So many; several are a cluster.
+    /// Starts `count` servers; several are a cluster.
     pub(super) fn start(engine: Engine, count: u8) -> anyhow::Result<Destinations> {
         if count <= 1 {
             return Ok(Destinations::One(Box::new(Server::builder(engine).name("target").start()?)));
@@ -23,9 +23,9 @@ impl Destinations {
         let cluster = Cluster::builder(engine).primaries(count.into()).start()?;
         cluster.wait_ok()?;
         let mut owners = vec![0; usize::from(Slot::COUNT)];
-        let told: Vec<Vec<Value>> =
+        let ranges: Vec<Vec<Value>> =
             redis::cmd("CLUSTER").arg("SLOTS").query(&mut cluster.connection_to(0))?;
-        for range in told {
+        for range in ranges {
             let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &range[..] else {
                 bail!("an answer to CLUSTER SLOTS without numbers");
             };

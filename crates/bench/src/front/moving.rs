@@ -187,7 +187,7 @@ fn run(
         anyhow::Ok((seconds, tallies))
     })?;
     let status = front.as_ref().map(Running::status).transpose()?;
-    let told = |name: &str| status.as_ref().and_then(|status| status["moving"][name].as_f64());
+    let reported = |name: &str| status.as_ref().and_then(|status| status["moving"][name].as_f64());
     let mut times: Vec<f32> = tallies.iter().flat_map(|tally| tally.times_us.iter().copied()).collect();
     times.sort_by(f32::total_cmp);
     let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>();
@@ -197,7 +197,7 @@ fn run(
     let forwarded_share = match scheme {
         Scheme::NoFilter => None,
         Scheme::Paper => Some(sum(|tally| tally.forwarded) as f64 / all),
-        Scheme::Whimbrel => told("forwarded").map(|forwarded| forwarded / all),
+        Scheme::Whimbrel => reported("forwarded").map(|forwarded| forwarded / all),
     };
     Ok(Seen {
         scheme: match scheme {
@@ -218,13 +218,13 @@ fn run(
         seconds,
         front_peak_mib: front.as_ref().map(Running::peak_mib).transpose()?,
         forwarded_share,
-        pulled_share: told("pulled").map(|pulled| pulled / all),
+        pulled_share: reported("pulled").map(|pulled| pulled / all),
         filter_bits_per_key: match scheme {
             Scheme::NoFilter => None,
             Scheme::Paper => Some(paper::BITS_PER_KEY as f64),
-            Scheme::Whimbrel => told("filter_bits_per_key"),
+            Scheme::Whimbrel => reported("filter_bits_per_key"),
         },
-        filter_false_positives: told("filter_false_positives"),
+        filter_false_positives: reported("filter_false_positives"),
     })
 }
 

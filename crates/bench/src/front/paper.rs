@@ -27,7 +27,7 @@ pub(super) const BATCH: u64 = 64;
 /// As in the paper: 125 MB for 50 million keys.
 pub(super) const BITS_PER_KEY: u64 = 20;
 
-/// The paper does not tell how many; these give false positives of 0.014 % once all keys are in it.
+/// The paper does not say how many; these give false positives of 0.014 % once all keys are in it.
 const HASHES: u64 = 7;
 
 /// How much is read from a connection at once.

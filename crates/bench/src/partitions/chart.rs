@@ -1,5 +1,5 @@
-//! What a move costs by the size of the fleet, as a picture: a bar for each way to tell of it, side by side
-//! for each size.
+//! What a move costs by the size of the fleet, as a picture: a bar for each way to publish it, side by
+//! side for each size.
 
 use whimbrel_core::units::format_count;
 
@@ -28,13 +28,13 @@ pub(super) fn svg(title: &str, rows: &[Outcome]) -> String {
         sizes.iter().map(|size| modes.iter().map(|mode| of(size, *mode)).collect()).collect()
     };
     let per_move = values(|row| row.seconds * 1e6 / row.moved.max(1) as f64);
-    let told = values(|row| row.published_bytes_per_move);
+    let published = values(|row| row.published_bytes_per_move);
     let named = |(members, partitions): &(u32, u32)| {
         [format!("{members} members"), format!("{} partitions", format_count((*partitions).into()))]
     };
     let panels = vec![
         Panel { name: "time for each move, µs", scale: (1, 6), values: per_move },
-        Panel { name: "bytes told for each move", scale: (1, 8), values: told },
+        Panel { name: "bytes told for each move", scale: (1, 8), values: published },
     ];
     let (settings, contenders) = (sizes.iter().map(named).collect(), modes.into_iter().map(name).collect());
     Bars { title, settings, contenders, panels }.svg()

@@ -433,9 +433,9 @@ impl Fleet {
         }
         let before = link.gathered.len();
         link::frame(&mut link.gathered, Kind::Message, |out| message.encode(out));
-        let tells = is_news
+        let is_published = is_news
             || matches!(message.body, Order::Prepare { .. } | Order::Commit { .. } | Order::Rows { .. });
-        if tells {
+        if is_published {
             self.measured.published_bytes += (link.gathered.len() - before) as u64;
         }
         self.measured.bystander_messages +=

@@ -1,5 +1,5 @@
 //! A member of the measured fleet: a process that holds entries in memory, and gives them away when it is
-//! told to.
+//! ordered to.
 
 use std::collections::HashMap;
 use std::io::Write as _;

@@ -141,7 +141,7 @@ pub struct Summary {
     pub longest_ms: Option<f64>,
     /// Sum of everything that clients met besides replies and MOVED.
     pub faults: BTreeMap<Fault, u64>,
-    /// The longest write pause of all turns as whimbrel tells it, in milliseconds.
+    /// The longest write pause of all turns as whimbrel reports it, in milliseconds.
     pub pause_longest_ms: Option<f64>,
     /// What to say of its results.
     pub result: String,
@@ -190,7 +190,7 @@ impl Summary {
             pause_longest_ms: mine
                 .iter()
                 .map(|run| run.report.as_ref().map_or(&serde_json::Value::Null, |report| &report["pauses"]))
-                // The built-in migration does not tell of its pauses.
+                // The built-in migration does not report its pauses.
                 .filter(|pauses| pauses["count"].as_u64() > Some(0))
                 .filter_map(|pauses| pauses["longest_ms"].as_f64())
                 .reduce(f64::max),

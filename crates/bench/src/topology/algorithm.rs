@@ -55,7 +55,7 @@ pub fn measure(layout: Layout) -> anyhow::Result<Costs> {
         walk: plain(layout, |table, _| walk(table))?,
         built: Cost {
             answer_us: mean_us(|| {
-                // One alone is shorter than the clock can tell.
+                // One alone is shorter than the clock can measure.
                 for _ in 0..1_000 {
                     black_box(built()).ok();
                 }

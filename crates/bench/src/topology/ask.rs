@@ -36,7 +36,7 @@ pub struct Asked {
 /// One client asks the same again and again.
 ///
 /// # Errors
-/// When there is no reply, or the server does not tell its CPU time.
+/// When there is no reply, or the server does not report its CPU time.
 pub fn repeatedly(stand: &mut Stand) -> anyhow::Result<Asked> {
     let mut stream = TcpStream::connect(("127.0.0.1", stand.port()))?;
     stream.set_nodelay(true)?;

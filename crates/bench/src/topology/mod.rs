@@ -1,5 +1,5 @@
-//! `./dev bench topology`: what it costs to tell clients who owns what, beside the servers, a storm of
-//! clients that ask after each move of a slot, and what their own reads feel of that.
+//! `./dev bench topology`: what it costs to report to clients who owns what, beside the servers, a
+//! storm of clients that ask after each move of a slot, and what their own reads feel of that.
 
 mod algorithm;
 mod ask;
@@ -237,7 +237,7 @@ fn connection(stand: &mut Stand) -> anyhow::Result<&mut Connection> {
     }
 }
 
-/// Microseconds with as many digits as tell something.
+/// Microseconds with as many digits as mean something.
 fn us(value: f64) -> String {
     match value {
         _ if value < 1.0 => format!("{value:.3}"),

@@ -64,7 +64,7 @@ impl Stand {
             bail!("ours cannot be talked to");
         };
         let mut ours = Ours { child, input, output: BufReader::new(output), port: 0 };
-        ours.port = ours.line()?.parse().context("ours does not tell its port")?;
+        ours.port = ours.line()?.parse().context("ours does not report its port")?;
         Ok(Stand::Ours(ours))
     }
 
@@ -96,18 +96,18 @@ impl Stand {
     /// Processor time of its process so far, in microseconds.
     ///
     /// # Errors
-    /// When it does not tell.
+    /// When it does not report it.
     pub fn cpu_us(&mut self) -> anyhow::Result<f64> {
         match self {
             Stand::Server(_, connection) => {
                 let info: String = cmd("INFO").arg("cpu").query(connection)?;
                 let of = |name: &str| {
                     let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-                    line.and_then(|value| value.trim().parse::<f64>().ok()).context("no CPU time is told")
+                    line.and_then(|value| value.trim().parse::<f64>().ok()).context("no CPU time is reported")
                 };
                 Ok((of("used_cpu_user")? + of("used_cpu_sys")?) * 1e6)
             }
-            Stand::Ours(ours) => ours.ask("cpu")?.parse().context("ours does not tell its CPU time"),
+            Stand::Ours(ours) => ours.ask("cpu")?.parse().context("ours does not report its CPU time"),
         }
     }
 }
@@ -120,7 +120,7 @@ pub fn command_us(connection: &mut Connection) -> anyhow::Result<f64> {
     let stats: String = cmd("INFO").arg("commandstats").query(connection)?;
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_cluster|slots:"));
     let mean = line.and_then(|line| line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")));
-    mean.and_then(|mean| mean.parse().ok()).context("no time of CLUSTER SLOTS is told")
+    mean.and_then(|mean| mean.parse().ok()).context("no time of CLUSTER SLOTS is reported")
 }
 
 impl Ours {
@@ -144,8 +144,8 @@ impl Drop for Ours {
     }
 }
 
-/// What the child does: serves the table with the daemon's own server, takes in moves and tells its CPU time,
-/// until its input ends.
+/// What the child does: serves the table with the daemon's own server, takes in moves and reports its CPU
+/// time, until its input ends.
 ///
 /// # Errors
 /// When it cannot serve.

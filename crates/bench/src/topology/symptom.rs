@@ -2,7 +2,7 @@
 //! others ask after a `MOVED`.
 //!
 //! One server is real, and believes in the other primaries. Slots leave it, one after another. Clients read
-//! from it at a fixed rate; one that is told `MOVED` asks for the whole table before it goes on, as
+//! from it at a fixed rate; one that gets `MOVED` asks for the whole table before it goes on, as
 //! hiredis-vip and Jedis do: of the node that said so, or of whimbrel.
 
 use std::sync::Arc;
@@ -136,7 +136,7 @@ pub(super) fn measure(
         interrupt.check()?;
         let slot = shared.order[moved];
         let one = SlotMove { slot, to: 1, range_end: slot };
-        // Who is asked knows it first: nobody is told what is out of date.
+        // Who is asked knows it first: nobody is sent what is out of date.
         if let Some(ours) = &mut ours {
             ours.take_in(one)?;
         }

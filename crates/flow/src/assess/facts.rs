@@ -22,7 +22,7 @@ pub struct Facts {
     pub rate: Rate,
     /// How far away the target is, in microseconds; 0 without one.
     pub target_rtt_us: u64,
-    /// Commands that clients of the source use and the target lacks; `None` where it does not tell.
+    /// Commands that clients of the source use and the target lacks; `None` where it does not report them.
     pub lacking: Option<Vec<String>>,
     /// Libraries of functions on the source.
     pub libraries: usize,

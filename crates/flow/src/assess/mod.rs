@@ -1,6 +1,6 @@
 //! Finds out what stands in the way of a migration before anybody decides on it. Nothing is changed.
 //!
-//! - [`whimbrel_engine::inventory`] has what servers tell of themselves;
+//! - [`whimbrel_engine::inventory`] has what servers report about themselves;
 //! - [`sample`] reads some keys, slowly enough that the server hardly notices;
 //! - [`ways`] tries each way to copy, follow and cut over as far as that goes without doing it;
 //! - [`estimate`] and [`judge`] are pure: from [`Facts`] to how long it takes, and to [`Finding`]s.

@@ -57,7 +57,7 @@ pub struct Sample {
     pub keys: u64,
     /// Whether these are all there are.
     pub complete: bool,
-    /// Bytes of memory that they take; 0 where the server does not tell.
+    /// Bytes of memory that they take; 0 where the server does not report it.
     pub bytes: u64,
     /// Those that expire.
     pub expiring: u64,

@@ -340,7 +340,7 @@ fn of_clients(finding: &Finding) -> Option<Words> {
                 "the source keeps {} for EVALSHA, which stay behind",
                 format_count_of(*scripts, "script")
             ),
-            "see that clients load theirs again when they are told NOSCRIPT",
+            "see that clients load theirs again when the reply is NOSCRIPT",
         ),
         Finding::Users { users } => words(
             format!("the target lacks ACL users of the source: {}", list(users)),

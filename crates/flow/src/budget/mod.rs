@@ -110,7 +110,7 @@ struct Shared {
     memory: Mutex<(Option<MemoryBudget>, Option<u64>)>,
     /// How many lanes a job has that can have others.
     lanes: Mutex<Steered<LaneCounts>>,
-    /// How long writes may be paused at once, in milliseconds, of a job that can be told.
+    /// How long writes may be paused at once, in milliseconds, of a job for which that can be changed.
     max_pause_ms: Mutex<Steered<u64>>,
     /// The shortest pause that suffices, in milliseconds, as it was measured last.
     least_pause_ms: AtomicU64,
@@ -177,7 +177,7 @@ pub(crate) enum Strain {
 }
 
 impl Slowed {
-    /// Takes so many keys, or says how long to wait before it is tried again. The rate changes meanwhile.
+    /// Takes this many keys, or says how long to wait before it is tried again. The rate changes meanwhile.
     fn take(&mut self, keys: u64, now: Instant) -> Result<(), Duration> {
         self.bucket.take(keys, now).map_err(|wait| {
             self.has_waited = true;
@@ -341,7 +341,7 @@ impl Rates {
         self.0.lanes.lock().is_followed
     }
 
-    /// How many lanes there are to be, of a job that `began` with so many.
+    /// How many lanes there are to be, of a job that started with `began`.
     pub(crate) fn lanes(&self, began: LaneCounts) -> LaneCounts {
         self.0.lanes.lock().changed.unwrap_or(began)
     }
@@ -404,7 +404,7 @@ impl Rates {
         self.0.slowed.lock().bucket.per_second
     }
 
-    /// Allows so many keys a second from now on, because of this.
+    /// Allows this many keys a second from now on, because of this.
     pub(crate) fn slow_to(&self, per_second: Option<f64>, strain: Strain) {
         let mut slowed = self.0.slowed.lock();
         slowed.bucket.set(per_second, Instant::now());

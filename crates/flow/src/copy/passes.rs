@@ -142,7 +142,7 @@ async fn try_target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>
 /// As [`poll_target`], where nothing may be left unknown.
 ///
 /// # Errors
-/// When a primary of the target, or what tells of them, does not answer.
+/// When a primary of the target, or what reports them, does not answer.
 pub(crate) async fn check_target(shared: &Arc<Shared>) -> Result<()> {
     try_target_runs(shared).await.map(drop)
 }
@@ -350,7 +350,7 @@ async fn feed_lanes(
         let page = tokio::select! {
             biased;
             () = shared.stop.cancelled() => {
-                // Where that fails, the lanes tell why when they are closed.
+                // Where that fails, the lanes report why when they are closed.
                 return lanes.flush().await.map(|()| false);
             }
             page = scan.next() => page?,
@@ -360,7 +360,7 @@ async fn feed_lanes(
             tracker.restarted();
             progress.notice(match shared.source.facts.are_told {
                 true => format!("the source restarted: shard {} is scanned again", unit.shard_id),
-                false => "nothing tells whether the source is still the process it was: it is scanned from \
+                false => "nothing shows whether the source is still the process it was: it is scanned from \
                     the beginning"
                     .to_owned(),
             });

@@ -239,7 +239,7 @@ fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOption
         }
     };
     let own = ids(source);
-    // Where the source does not say who it is, its address tells as much as there is to know.
+    // Where the source does not say who it is, its address is all there is to know.
     let same_address = !source.facts.are_told && source.endpoint.address == target.endpoint.address;
     let same = same_address || ids(target).iter().any(|id| !id.is_empty() && own.contains(id));
     match options.dbs.iter().find(|db| same && db.source == db.target) {
@@ -312,7 +312,7 @@ pub(crate) async fn check_reading(source: &Deployment, dbs: impl Iterator<Item =
     check_everywhere(source, dbs, &commands).await
 }
 
-/// Why a source has to tell what it is, and what to do.
+/// Why a source has to report what it is, and what to do.
 pub(crate) const SYNC_ASKS_MORE: &str = "a sync asks for more than keys";
 pub(crate) const GIVE_INFO: &str = "give it +info and what else a sync needs, or name another user";
 
@@ -337,7 +337,7 @@ async fn check_copying(source: &Deployment, options: &CopyOptions) -> Result<()>
     if can.type_name || !options.asks_types() {
         return Ok(());
     }
-    let what = "keys of several types are told apart by TYPE, which this user may not run";
+    let what = "keys of several types are distinguished by TYPE, which this user may not run";
     Err(Error::unfit(source.side(), source.endpoint.address.to_string(), "look at the source", what)
         .with_remedy("ask for one type, by which SCAN itself chooses, or give this user +type"))
 }

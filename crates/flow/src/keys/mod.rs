@@ -14,8 +14,9 @@
 //! - [`write`]: writes states;
 //! - [`fenced`]: writes and removes keys as long as a fence is what it was.
 //!
-//! Values that are too large for this move in [chunks](crate::large). How many keys a slot has and which is
-//! told by `engine::slot_keys`, when a key expires by `engine::expiry`. `verify` uses nothing of this.
+//! Values that are too large for this move in [chunks](crate::large). How many keys a slot has and which
+//! they are is read by `engine::slot_keys`, when a key expires by `engine::expiry`. `verify` uses nothing of
+//! this.
 
 pub mod fenced;
 pub mod fit;

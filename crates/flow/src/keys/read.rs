@@ -218,11 +218,11 @@ impl Read {
             return replies.first_mut().map_or(Found::Unstable, |value| self.found_alone(value));
         }
         if self.way != Way::Bracketed {
-            let Some((value, told)) = replies.split_first_mut() else { return Found::Unstable };
-            return match self.expiry(told) {
+            let Some((value, rest)) = replies.split_first_mut() else { return Found::Unstable };
+            return match self.expiry(rest) {
                 // Between the two it has expired, or was removed.
                 Expiry::Gone if ServerError::of(value).is_none() => Found::Gone,
-                expiry => self.found_with(value, expiry, told),
+                expiry => self.found_with(value, expiry, rest),
             };
         }
         let looks = expiry::commands(self.clock);
@@ -248,15 +248,15 @@ impl Read {
         }
     }
 
-    /// Of a key, its expiry, and the replies that it was told by.
-    fn found_with(&self, value: &mut Value, expiry: Expiry, told: &[Value]) -> Found {
+    /// Of a key, its expiry, and the replies that it was read from.
+    fn found_with(&self, value: &mut Value, expiry: Expiry, replies: &[Value]) -> Found {
         match (self.found_alone(value), expiry) {
             (Found::Value(value, _), Expiry::At(ms)) => Found::Value(value, Some(ms)),
             (Found::Value(..), Expiry::Unclear) => Found::Unstable,
             (Found::Value(..), Expiry::Unknown) => {
-                let told = told.iter().find_map(ServerError::of);
-                self.refused(told.unwrap_or_else(|| {
-                    ServerError::classify(b"NOPERM the server does not tell when the key expires")
+                let refusal = replies.iter().find_map(ServerError::of);
+                self.refused(refusal.unwrap_or_else(|| {
+                    ServerError::classify(b"NOPERM the server does not report when the key expires")
                 }))
             }
             (found, _) => found,

@@ -120,11 +120,11 @@ pub async fn memory_bytes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64) 
 /// What is known of a key before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Size {
-    /// A string of so many bytes. Of one that is not there it is 0.
+    /// A string of this many bytes. Of one that is not there it is 0.
     String(u64),
     /// Of another type, or gone; the memory that it takes, as of [`memory_bytes`].
     Other(u64),
-    /// The server refuses to tell.
+    /// The server refuses to report it.
     Refused(ServerError),
 }
 

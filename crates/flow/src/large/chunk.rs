@@ -85,7 +85,7 @@ impl Chunk {
     }
 
     /// Adds as many commands as it takes to keep each within `chunk_bytes` and [`ELEMENTS_MAX`]. `items` are
-    /// the arguments of all elements, `width` for each. `expect` is told the number of elements.
+    /// the arguments of all elements, `width` for each. `expect` is given the number of elements.
     pub(super) fn push_split(
         &mut self,
         prefix: impl Fn(usize) -> Vec<Bytes>,

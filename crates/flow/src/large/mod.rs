@@ -26,7 +26,7 @@
 //! replicas in one piece.
 //!
 //! **What does not arrive** because no command can set it: when a consumer of a group was last seen. Delivery
-//! times of pending entries are exact to about a millisecond, since servers tell them relative to now.
+//! times of pending entries are exact to about a millisecond, since servers report them relative to now.
 
 mod chunk;
 pub(crate) mod elements;
@@ -373,7 +373,7 @@ impl Mover<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Closes the read: tells when the key expires, and whether it changed since `WATCH`.
+    /// Closes the read: returns when the key expires, and whether it changed since `WATCH`.
     async fn close(
         &self,
         source: &mut Link,
@@ -411,12 +411,12 @@ impl Mover<'_> {
             let reply = replies.next().unwrap_or(Value::Null);
             checked(source, reply, name)
         };
-        let mut told = Vec::with_capacity(looks * expiry::commands(clock));
+        let mut answers = Vec::with_capacity(looks * expiry::commands(clock));
         for _ in 0..looks * expiry::commands(clock) {
-            told.push(following(source)?);
+            answers.push(following(source)?);
         }
-        let mut told = told.iter();
-        let looks: Vec<Expiry> = (0..looks).map_while(|_| expiry::read(&mut told, clock)).collect();
+        let mut answers = answers.iter();
+        let looks: Vec<Expiry> = (0..looks).map_while(|_| expiry::read(&mut answers, clock)).collect();
         let clear = looks.iter().rfind(|look| **look != Expiry::Unclear);
         let expires_at_ms = match clear.copied().unwrap_or(Expiry::Unclear) {
             Expiry::At(ms) => Some(ms),
@@ -602,7 +602,7 @@ async fn run_transaction(link: &mut Link, commands: &[Vec<&[u8]>]) -> Result<Opt
         }
     }
     let reply = link.reply().await?;
-    // The reason why a command was refused tells more than the abort that follows from it.
+    // The reason why a command was refused says more than the abort that follows from it.
     if let Some(e) = refused {
         return Err(e);
     }

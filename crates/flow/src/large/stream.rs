@@ -30,7 +30,7 @@ const PENDING_PER_GROUP_MAX: usize = 1_000;
 /// And at least this many, however many groups there are.
 const PENDING_PER_GROUP_MIN: usize = 10;
 
-/// How far two times that a server tells relative to now may be apart by rounding.
+/// How far two times that a server reports relative to now may be apart by rounding.
 const ROUNDING_MS: i64 = 2;
 
 /// The id of an entry.
@@ -70,14 +70,14 @@ struct Entry {
     fields: Vec<Bytes>,
 }
 
-/// A consumer, as far as changes can be told from it.
+/// A consumer, as far as changes can be seen from it.
 #[derive(Debug, PartialEq, Eq)]
 struct Consumer {
     name: Bytes,
     pending: i64,
     /// Milliseconds since it last did something; -1 where it never did.
     inactive_ms: i64,
-    /// False where the server tells the time of its last request only, successful or not.
+    /// False where the server reports the time of its last request only, successful or not.
     is_exact: bool,
 }
 
@@ -101,7 +101,7 @@ impl Consumer {
     }
 }
 
-/// A group, as `XINFO GROUPS` tells it.
+/// A group, as `XINFO GROUPS` reports it.
 #[derive(Debug, PartialEq, Eq)]
 struct Group {
     name: Bytes,
@@ -131,8 +131,8 @@ struct Head {
     groups: Vec<Group>,
     /// For each group.
     consumers: Vec<Vec<Consumer>>,
-    /// After the replies that tell what consumers did.
-    told_at: Instant,
+    /// After the replies that show what consumers did.
+    replied_at: Instant,
 }
 
 /// An entry delivered and not yet acknowledged.
@@ -171,7 +171,7 @@ pub(super) struct StreamReader {
     exhausted: bool,
     /// An entry has been handed out.
     begun: bool,
-    /// Before the request that tells once more what consumers did.
+    /// Before the request that shows once more what consumers did.
     closing_at: Option<Instant>,
 }
 
@@ -210,7 +210,7 @@ impl StreamReader {
         }
         source.flush().await?;
         let replies = source.replies(groups.len()).await?;
-        let told_at = Instant::now();
+        let replied_at = Instant::now();
         let mut consumers = Vec::with_capacity(groups.len());
         for reply in replies {
             let reply = self.present(source, reply)?;
@@ -228,7 +228,7 @@ impl StreamReader {
                 max_deleted: info.field("max-deleted-entry-id").and_then(Id::of),
                 groups,
                 consumers,
-                told_at,
+                replied_at,
             })
         })();
         self.head = Some(head.ok_or_else(|| source.unexpected("XINFO STREAM", &info))?);
@@ -500,7 +500,7 @@ impl Reader for StreamReader {
         }
         // No longer than what passed between the two looks of the server, so that who rested is never
         // suspected.
-        let elapsed = closing_at.duration_since(head.told_at);
+        let elapsed = closing_at.duration_since(head.replied_at);
         let elapsed_ms = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX);
         head.consumers.iter().zip(consumers).all(|(before, now)| {
             let Some(now) = parse_all(now, Consumer::parse) else { return false };

@@ -116,7 +116,7 @@ impl KeyType {
         })
     }
 
-    /// The command that tells how many elements (of a string: bytes) a key has; `None` for types of modules.
+    /// The command that counts the elements (of a string: the bytes) of a key; `None` for types of modules.
     pub(super) fn cardinality_command(&self) -> Option<&'static [u8]> {
         Some(match self {
             KeyType::String => b"STRLEN",

@@ -49,15 +49,15 @@ impl Known {
         true
     }
 
-    /// How many there are that can be told apart. Not all of those that are known by name are listed, and of
-    /// those from an earlier run no name is known.
+    /// How many there are that can be distinguished. Not all of those that are known by name are listed, and
+    /// of those from an earlier run no name is known.
     fn len(&self) -> usize {
         let unnamed = self.listed.iter().filter(|(name, _)| !self.failing.contains_key(name));
         self.failing.len() + unnamed.count()
     }
 }
 
-/// Tells keys apart, in all likelihood.
+/// Distinguishes keys, in all likelihood.
 fn name_of(db: u32, key: &[u8]) -> u128 {
     xxh3_128_with_seed(key, u64::from(db))
 }

@@ -15,7 +15,7 @@ pub(crate) struct Followed(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Shards of the source whose feeds tell which elements of a key are touched.
+    /// Shards of the source whose feeds show which elements of a key are touched.
     shards: HashSet<String>,
     /// Keys that moved in chunks while their elements were followed, with their databases.
     keys: HashSet<(u32, Bytes)>,
@@ -26,13 +26,13 @@ impl Followed {
         self.0.lock()
     }
 
-    /// From now on the feeds of these shards tell which elements of a key are touched; those of others do
+    /// From now on the feeds of these shards show which elements of a key are touched; those of others do
     /// not.
     pub(crate) fn begin(&self, shards: HashSet<String>) {
         self.known().shards = shards;
     }
 
-    /// Whether the feed of a shard tells which elements of a key are touched.
+    /// Whether the feed of a shard shows which elements of a key are touched.
     pub(super) fn is_seen(&self, shard_id: &str) -> bool {
         self.known().shards.contains(shard_id)
     }

@@ -43,7 +43,7 @@ pub(super) struct KeyBatch {
 
 /// Most bytes taken in for a group whose sizes were not asked. A reply that announces more is not taken in:
 /// the connection is given up, and sizes are asked from then on. The server has such a reply in its output
-/// buffer once, since nothing else tells it how much is too much.
+/// buffer once, since nothing else shows how much is too much.
 const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
 
 /// How many redirections of one key are followed.
@@ -605,7 +605,7 @@ impl Reader {
                 reply = self.follow_call(&key, &[b"TYPE", &key]).await?;
             }
             let wanted = &self.shared.options.types;
-            // Whatever tells no type is kept, for the read to find out why: rather one too many than one too
+            // Whatever names no type is kept, for the read to find out why: rather one too many than one too
             // few. Servers do not care about case here either.
             if reply.as_str().is_none_or(|t| wanted.iter().any(|w| w.eq_ignore_ascii_case(t))) {
                 of_types.push(key);
@@ -693,7 +693,7 @@ impl Reader {
 }
 
 /// The keys without repetitions, each at its last place. A scan may give a key twice, and two reads of one
-/// key that are written together would be told apart by nothing.
+/// key that are written together would be distinguished by nothing.
 fn last_of_each(mut keys: Vec<Bytes>) -> Vec<Bytes> {
     // Sorted by a quick hash: a set of the keys took a twentieth of the time of a copy.
     let mut places: Vec<(u64, usize)> =

@@ -115,7 +115,7 @@ impl Shared {
     /// As [`Shared::refresh_source`], where nothing may be left unknown.
     ///
     /// # Errors
-    /// When nobody tells the topology.
+    /// When nobody reports the topology.
     pub(crate) async fn check_source(&self) -> Result<()> {
         self.suspects.note_source_slots(&refresh(&self.source).await?);
         Ok(())
@@ -136,7 +136,7 @@ impl Shared {
         let mut link = self.target.open(address, db).await?;
         let facts = ServerFacts::ask(&mut link).await?;
         if facts.replica && (self.target.is_cluster() || self.target.is_watched()) {
-            // Demoted, and the others may not have told us yet: what it acknowledged may be lost.
+            // Demoted, and the others may not have notified us yet: what it acknowledged may be lost.
             let demoted = ServerError::classify(b"READONLY this node is a replica now");
             return Err(link.server_error(demoted, b"connect"));
         }

@@ -208,7 +208,7 @@ impl Writer {
             Some(Code::Ask(slot, to)) => {
                 // Should the migration be undone, the key stays where nobody looks for it.
                 self.shared.suspects.note_target(*slot);
-                Address::parse_tcp(&e.at).and_then(|told_by| self.shared.target.reach(to, &told_by))
+                Address::parse_tcp(&e.at).and_then(|asked| self.shared.target.reach(to, &asked))
             }
             _ => None,
         }

@@ -24,8 +24,8 @@ const KEYS_AT_ONCE: usize = 64;
 /// Keys whose elements are counted in one pipeline.
 const COUNTED_AT_ONCE: usize = 1_024;
 
-/// How many differences are told.
-const TOLD_MAX: usize = 10;
+/// How many differences are shown.
+const SHOWN_MAX: usize = 10;
 
 /// Values with more elements than this are compared by their number of elements only.
 const ELEMENTS_MAX: i64 = 10_000;
@@ -38,7 +38,8 @@ const VECTORS_MAX: i64 = 200;
 /// meanwhile, and a pause that becomes too long is given up by the fence.
 const LOOKED_INTO_KEYS_MAX: u64 = 1_000_000;
 
-/// How far the remaining times of one key may lie apart, in milliseconds: servers tell them relative to now.
+/// How far the remaining times of one key may lie apart, in milliseconds: servers report them relative to
+/// now.
 const TTL_TOLERANCE_MS: u64 = 1_000;
 
 /// How far the clocks of both sides may lie apart, in milliseconds, where a key is gone on one side only.
@@ -60,7 +61,7 @@ pub struct Comparison {
 impl Comparison {
     fn differs(&mut self, what: String) {
         self.differences += 1;
-        if self.told.len() < TOLD_MAX {
+        if self.told.len() < SHOWN_MAX {
             self.told.push(what);
         }
     }
@@ -95,7 +96,7 @@ impl Comparison {
         self.counted += other.counted;
         self.differences += other.differences;
         self.told.extend(other.told);
-        self.told.truncate(TOLD_MAX);
+        self.told.truncate(SHOWN_MAX);
     }
 }
 
@@ -368,7 +369,7 @@ async fn elements_of(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Ve
             "stream" => (b"XLEN", vec![b"XRANGE", key, b"-", b"+"]),
             "string" => (b"STRLEN", vec![b"GET", key]),
             VECTOR_SET => (b"VCARD", vec![b"VDIM", key]),
-            // Its payload has bytes that mean nothing. How many items there are it does not tell as a number.
+            // Its payload has bytes that mean nothing. It does not report the number of items as a number.
             "TopK-TYPE" => (b"TOPK.INFO", vec![b"TOPK.LIST", key, b"WITHCOUNT"]),
             _ => continue,
         };

@@ -318,7 +318,7 @@ impl Lane {
     /// its first later on is in the feed. What is no string is added to `others`, and what is too large to
     /// `chunked`.
     ///
-    /// Sizes before values: nothing but its size tells that one is large, and a server that is asked for a
+    /// Sizes before values: nothing but its size shows that one is large, and a server that is asked for a
     /// large value has built the whole reply in memory before we can refuse it.
     async fn measure_strings(
         &mut self,

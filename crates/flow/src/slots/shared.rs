@@ -231,7 +231,7 @@ impl Shared {
     }
 
     /// Remembers a vector set: Redis replicates no `VADD` of an element that is there already, though it gets
-    /// another vector, so no feed by replication tells of it.
+    /// another vector, so no feed by replication reports it.
     pub(super) fn vector_set(&self, key: &Bytes) {
         self.batch().unseen.insert(key.clone());
     }

@@ -54,7 +54,7 @@ impl Beginning {
 pub struct NotTakenOver {
     /// What was in the way.
     pub error: Error,
-    /// Whether anything had been changed for it. What was is undone, as far as the servers could be told.
+    /// Whether anything had been changed for it. What was is undone, as far as the servers could be reached.
     pub begun: bool,
 }
 

@@ -194,7 +194,7 @@ impl Syncer {
     }
 
     /// Finds out whether what a comparison found while clients write is a difference, or what they wrote
-    /// meanwhile. Where it cannot be told, that is what is returned beside the last comparison. Keys that may
+    /// meanwhile. Where it is not known, that is what is returned beside the last comparison. Keys that may
     /// change unseen are `unseen`, and as many more as were carried for their type.
     ///
     /// # Errors
@@ -211,7 +211,7 @@ impl Syncer {
             if self.is_certain(&compared, unseen).await? {
                 return Err(refusal);
             }
-            // All keys are compared once: what differs among them is told by the pause alone.
+            // All keys are compared once: what differs among them is shown by the pause alone.
             if look == LOOKS_MAX || how == Compare::Full || self.shared.stop.is_cancelled() {
                 break;
             }
@@ -224,7 +224,7 @@ impl Syncer {
             compared = self.compare(how, sample, Settle::none()).await?;
         }
         let unsure = "clients wrote during the comparison, so it proves nothing yet: the cutover compares \
-            again once writes have stopped, and whimbrel verify can tell before";
+            again once writes have stopped, and whimbrel verify can find out before";
         Ok((compared, Some(unsure.to_owned())))
     }
 

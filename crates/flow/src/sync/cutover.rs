@@ -395,7 +395,7 @@ pub(super) async fn positions_of(feeds: &[Feed], target: &Deployment) -> Result<
         let mut link = target.open(feed.address(), 0).await?;
         let info = Info::ask(&mut link, "replication").await?;
         let Some(offset) = info.number("master_repl_offset") else {
-            return Err(refused("the target does not tell how far it is"));
+            return Err(refused("the target does not report how far it is"));
         };
         let Some(history) = feed.history() else {
             return Err(refused("the target's history is not known"));

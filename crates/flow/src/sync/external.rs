@@ -1,7 +1,7 @@
 //! The target takes over from a source whose writers somebody else stops.
 //!
 //! Nothing is forbidden to anybody by us, so nothing keeps a client from writing on. What can be done is to
-//! look: the feeds tell of every key that is touched. When nobody has written for long enough, what is left
+//! look: the feeds report every key that is touched. When nobody has written for long enough, what is left
 //! is transferred and both sides are compared; and when nobody has written meanwhile either, the target takes
 //! over. Else it is waited for once more.
 //!
@@ -254,7 +254,7 @@ impl Activity {
     }
 }
 
-/// What a server tells of itself at one moment.
+/// What a server reports about itself at one moment.
 struct Counted {
     offset: u64,
     /// Keys that it removed of its own accord.
@@ -271,7 +271,7 @@ impl Counted {
         let asked = sections.map(|section| link.push(&[b"INFO", section])).count();
         link.flush().await?;
         let infos = link.replies(asked).await?;
-        // A server that is busy, with a script say, tells nothing of what that has written.
+        // A server that is busy, with a script say, reports nothing of what that has written.
         let busy = |info: &Value| {
             ServerError::of(info).filter(|said| matches!(said.code, Code::Busy | Code::Loading))
         };
@@ -328,7 +328,7 @@ impl Syncer {
         if watch.is_blind {
             report.notices.push(
                 "the source does not count calls of commands: whether consumer groups changed during the \
-                 comparison could not be told"
+                 comparison is not known"
                     .to_owned(),
             );
         }
@@ -382,7 +382,7 @@ impl Syncer {
         Err(watch.refusal())
     }
 
-    /// What a dry run can tell: who writes now.
+    /// What a dry run can find out: who writes now.
     pub(super) async fn rehearse_quiet(&mut self) -> Result<ExternalReport> {
         let mut watch = Watch::new();
         self.check_for_writes(&mut watch).await?;

@@ -54,7 +54,7 @@ pub(super) async fn put_up_again(taken_down: Option<WriterFence>, target: Arc<De
 impl Syncer {
     /// Keeps writers away from the target again, which a cutover back may have let in and did not come about:
     /// what they write there is overwritten. Where that does not succeed at once it is tried again while the
-    /// sync follows, and the user is told.
+    /// sync follows, and the user is notified.
     pub(super) async fn close_target(&mut self) {
         let Some(fence) = &self.state.lift else { return };
         self.state.lifted = true;
@@ -70,8 +70,8 @@ impl Syncer {
         ));
     }
 
-    /// The fence of the target is up again. Whom it does not know the user is told once: to try again would
-    /// change nothing about them.
+    /// The fence of the target is up again. The user is notified once of those that it does not know: to try
+    /// again would change nothing about them.
     pub(super) fn target_is_closed(&mut self, gaps: &[String]) {
         self.state.lifted = false;
         if !gaps.is_empty() {

@@ -12,7 +12,7 @@
 //!
 //! **Invariant:** the switch is ordered only when both sides are equal and nobody has written to the source
 //! since all clients came to rest; the front carries it out only if they have rested all the time since
-//! (`whimbrel_front::control::hold`). So clients find at the target all that they were ever told.
+//! (`whimbrel_front::control::hold`). So clients find at the target all that they ever received in replies.
 //!
 //! **What is not known.** An order that is not answered may have been carried out, or may be later. That
 //! clients may be sent away is written down before the first order ([`Fronted`]); from there on nothing is
@@ -122,7 +122,7 @@ impl Syncer {
         self.turn_back(fence, feeds);
         report.lifted = lift.is_some();
         (report.pause_ms, report.ended) = (stand.held_ms, stand.ended);
-        // They are told, and nothing else: what is written to the source now is nobody's any more.
+        // They are reported, and nothing else: what is written to the source now is nobody's any more.
         let late = self.has_been_written(&mut watch).await.then(|| watch.report(0));
         let others = self.others_at_last(watch.ignored()).await;
         report.front = Some(FrontReport { clients: stand.clients, held_ms: stand.held_ms, others, late });
@@ -291,7 +291,7 @@ impl Syncer {
         Ok(HoldOrder { from, to, limit_ms: options.max_pause_ms, rehearse })
     }
 
-    /// How many connections the source has besides our own and those; `None` where it does not tell.
+    /// How many connections the source has besides our own and those; `None` where it does not report them.
     async fn others(&self, known: &[String]) -> Option<u64> {
         let source = &self.shared.source;
         let mut others = 0;

@@ -247,7 +247,7 @@ impl Syncer {
             self.close_target().await;
         }
         if let Some(fence) = &self.state.cut_over {
-            // It died while it cut over. The one that asked for that was not told that it succeeded. The
+            // It died while it cut over. The one that asked for that was not notified of success. The
             // journal knows of the fence until it is down.
             fence.lift(&self.shared.source).await?;
             self.state.cut_over = None;
@@ -309,7 +309,7 @@ impl Syncer {
         }
     }
 
-    /// Cuts over, where that can be done, and answers. Of a target that has taken over nobody is told yet.
+    /// Cuts over, where that can be done, and answers. That a target has taken over is not reported yet.
     ///
     /// # Errors
     /// Where nobody knows which side counts: nothing may be transferred any more.
@@ -330,11 +330,11 @@ impl Syncer {
             Ok(report) if report.is_final() => Ok(Some(TakenOver { report, answer: Some(answer) })),
             // The answer is the reason why the sync ends, too.
             outcome if self.state.fronted.is_some() => {
-                let told = outcome.err().map(|e| (e.problem(), e.remedy));
-                let (why, remedy) = told.unwrap_or_default();
+                let refusal = outcome.err().map(|e| (e.problem(), e.remedy));
+                let (why, remedy) = refusal.unwrap_or_default();
                 let error = || Error::own("cut over", &why);
-                let told = Error { remedy: remedy.clone(), ..error() };
-                let _ = answer.send(Err(NotTakenOver::new(told, &beginning)));
+                let reply = Error { remedy: remedy.clone(), ..error() };
+                let _ = answer.send(Err(NotTakenOver::new(reply, &beginning)));
                 Err(Error { remedy, ..error() })
             }
             outcome => {

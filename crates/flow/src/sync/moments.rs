@@ -1,5 +1,5 @@
-//! The moments of a cutover at which [`Hooks`](super::hooks::Hooks) are run. What holds of them is told
-//! there.
+//! The moments of a cutover at which [`Hooks`](super::hooks::Hooks) are run. What holds for them is
+//! documented there.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ pub struct SyncOptions {
     pub all_dbs: bool,
     /// Where a [`FenceNote`](super::FenceNote) is left after a cutover.
     pub fence_file: PathBuf,
-    /// How fronts are told what to do.
+    /// How orders reach fronts.
     pub fronts: Arc<dyn Fronts>,
     /// What is run at moments of a cutover.
     pub hooks: Option<Arc<dyn Hooks>>,

@@ -1,4 +1,4 @@
-//! What a cutover tells the front that clients go through.
+//! The orders that a cutover gives to the front that clients go through.
 
 use std::fmt;
 use std::future::Future;
@@ -8,7 +8,7 @@ use std::pin::Pin;
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::error::Result;
 
-/// What a front is told.
+/// An order to a front.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrontOrder {
@@ -79,7 +79,7 @@ pub enum FrontSide {
 /// What comes of an order, later.
 pub type OrderAnswer<'a> = Pin<Box<dyn Future<Output = Result<FrontStand>> + Send + 'a>>;
 
-/// Tells fronts what to do.
+/// Sends orders to fronts.
 pub trait Fronts: fmt::Debug + Send + Sync {
     /// Gives an order to the front that takes requests at this socket.
     ///

@@ -264,7 +264,7 @@ async fn list(
     Ok(listed)
 }
 
-/// Those of `keys` that do not exist, or that the node cannot tell of.
+/// Those of `keys` that do not exist, or that the node does not answer for.
 async fn missing(link: &mut Link, keys: &[Bytes]) -> Result<Vec<Bytes>> {
     for key in keys {
         link.push(&[b"EXISTS", key]);

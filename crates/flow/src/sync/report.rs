@@ -125,7 +125,7 @@ pub struct ExternalReport {
     pub waited_ms: u64,
     /// How often it began anew since somebody wrote during the comparison.
     pub restarts: u32,
-    /// The clients that wrote last; empty where the server does not tell.
+    /// The clients that wrote last; empty where the server does not report them.
     pub clients: Vec<WritingClient>,
     /// Some of the keys that were touched last.
     pub keys: Vec<String>,
@@ -138,7 +138,7 @@ pub struct FrontReport {
     pub clients: u64,
     /// For how long it held them, in milliseconds; 0 in a dry run.
     pub held_ms: u64,
-    /// Connections to the source that are neither of its clients nor ours; `None` where that cannot be told.
+    /// Connections to the source that are neither of its clients nor ours; `None` where that cannot be known.
     pub others: Option<u64>,
     /// Who wrote to the source while the target took over, and afterwards, as long as it was looked; `None`
     /// where nobody did.

@@ -199,7 +199,7 @@ impl Source {
         PositionHandle { feed: self.feed.clone(), position: self.position.clone() }
     }
 
-    /// Transfers what is touched, again and again, until it is told to stop or something has to be repaired.
+    /// Transfers what is touched, again and again, until it is stopped or something has to be repaired.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -294,7 +294,7 @@ impl Source {
         if self.shared.followed.is_empty() {
             return touches;
         }
-        let touches = touches.into_iter().flat_map(|touch| self.told_apart(touch, dbs));
+        let touches = touches.into_iter().flat_map(|touch| self.by_database(touch, dbs));
         let (followed, mut left): (Vec<_>, Vec<_>) = touches.partition(|t| self.is_followed(t));
         let mut is_working = true;
         for touch in followed {
@@ -315,7 +315,7 @@ impl Source {
         left
     }
 
-    /// The databases of the source in which keys may be whose touches do not tell it; called after they were
+    /// The databases of the source in which keys may be whose touches do not name it; called after they were
     /// taken. One that holds no key on either side has nothing to be transferred or removed.
     async fn dbs_of_unknown(&mut self, touches: &[Touch]) -> Vec<u32> {
         let shared = self.shared.clone();
@@ -339,7 +339,7 @@ impl Source {
 
     /// Where the feed does not know the database of a touch, and the key is followed in one of them, it is a
     /// touch in each: what is transferred is the present state, so one too many changes nothing.
-    fn told_apart(&self, touch: Touch, dbs: &[u32]) -> Vec<Touch> {
+    fn by_database(&self, touch: Touch, dbs: &[u32]) -> Vec<Touch> {
         match touch.db {
             None if touch.what != What::Anything
                 && dbs.iter().any(|db| self.shared.followed.has(*db, &touch.key)) =>

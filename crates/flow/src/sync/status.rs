@@ -336,7 +336,7 @@ pub struct ExternalShown {
     pub quiet_ms: u64,
     /// For how long nobody must have written, in milliseconds.
     pub wanted_ms: u64,
-    /// The clients that wrote last; empty where the server does not tell.
+    /// The clients that wrote last; empty where the server does not report them.
     pub clients: Vec<WritingClient>,
     /// Some of the keys that were touched last.
     pub keys: Vec<String>,

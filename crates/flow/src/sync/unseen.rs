@@ -1,4 +1,4 @@
-//! What no feed by replication tells of, and is looked for: consumers that were given nothing, and other
+//! What no feed by replication reports, and is looked for: consumers that were given nothing, and other
 //! vectors of elements that are there.
 //!
 //! A consumer that waits in `XREADGROUP` on a quiet stream is made by that, and most servers do not replicate
@@ -121,9 +121,9 @@ pub(super) async fn is_of_unseen_type(source: &Source, db: u32, key: &Bytes) -> 
         return Ok(false);
     }
     let mut link = source.shared.source.open(source.feed.address(), db).await?;
-    let told = link.ask(&[b"TYPE", key]).await?;
+    let reply = link.ask(&[b"TYPE", key]).await?;
     // Where it is refused, the slot has moved for example, it is not known.
-    Ok(told.as_str().is_none_or(|told| types.contains(&told)))
+    Ok(reply.as_str().is_none_or(|name| types.contains(&name)))
 }
 
 /// Goes through the keys of one type in one database of a primary.
@@ -144,8 +144,8 @@ async fn vectors_of(source: &Source) -> Result<Found> {
         return Ok(vectors);
     }
     let mut link = shared.source.open(source.feed.address(), 0).await?;
-    let told = link.ask(&[b"COMMAND", b"INFO", b"VADD"]).await?;
-    if told.as_items().and_then(<[Value]>::first).is_none_or(Value::is_null) {
+    let reply = link.ask(&[b"COMMAND", b"INFO", b"VADD"]).await?;
+    if reply.as_items().and_then(<[Value]>::first).is_none_or(Value::is_null) {
         return Ok(vectors);
     }
     for pair in &shared.options.dbs {

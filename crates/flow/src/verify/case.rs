@@ -51,8 +51,8 @@ impl KeyType {
     }
 }
 
-/// When a key expires: between `from_ms` and `to_ms`, Unix time. They are the same where the server tells
-/// exactly.
+/// When a key expires: between `from_ms` and `to_ms`, Unix time. They are the same where the server reports
+/// it exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Expiry {
     pub from_ms: u64,
@@ -145,7 +145,7 @@ impl Case {
 
     /// Compares two expiry times.
     pub fn judge_expiry(&mut self, source: Option<Expiry>, target: Option<Expiry>, tolerance_ms: u64) {
-        // Where a server tells no exact time, an unchanged key looks a little different each time.
+        // Where a server reports no exact time, an unchanged key looks a little different each time.
         let exact = |e: Option<Expiry>| e.map_or(0, |e| if e.from_ms == e.to_ms { e.to_ms } else { 1 });
         self.saw_digests(exact(source), exact(target));
         match (source, target) {

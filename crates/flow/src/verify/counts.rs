@@ -47,7 +47,7 @@ async fn count(
     if options.selection.is_everything() && options.types.is_empty() {
         return dbsize(deployment, db, from_replica, options.retry).await;
     }
-    // One iteration for each type: the server tells them apart without a round trip for each key.
+    // One iteration for each type: the server distinguishes them without a round trip for each key.
     let mut types: Vec<Option<String>> = options.types.iter().cloned().map(Some).collect();
     if types.is_empty() {
         types.push(None);

@@ -120,7 +120,7 @@ pub(crate) async fn is_same(
     Ok(Comparer::new(source, target, retry).differing(vec![key.clone()]).await?.is_empty())
 }
 
-/// Tells which keys are not the same on both sides. Its connections are kept.
+/// Finds out which keys are not the same on both sides. Its connections are kept.
 #[derive(Debug)]
 pub(crate) struct Comparer {
     pair: Pair,

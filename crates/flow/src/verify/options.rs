@@ -147,7 +147,7 @@ impl VerifyOptions {
         ScanOptions {
             count: SCAN_COUNT,
             pattern: self.selection.server_side_match().map(Bytes::copy_from_slice),
-            // Several types are told apart when they are asked for anyway.
+            // Several types are distinguished when they are asked for anyway.
             type_name: match self.types.as_slice() {
                 [only] => Some(only.clone()),
                 _ => None,

@@ -74,8 +74,8 @@ pub(super) fn cardinality_command(kind: Option<&KeyType>) -> &'static str {
 /// What `HPEXPIRETIME` says of a field that does not exist.
 const NO_FIELD: i64 = -2;
 
-/// The expiry times of fields of several hashes, as `HPEXPIRETIME` tells them: -1 where there is none, -2
-/// where there is no such field. A server without them has none.
+/// The expiry times of fields of several hashes, as `HPEXPIRETIME` reports them: -1 where there is none,
+/// -2 where there is no such field. A server without them has none.
 pub(super) async fn field_expiries(
     peer: &mut Peer,
     hashes: &[(Bytes, &[Bytes])],

@@ -50,7 +50,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Of these slots alone, of which it is so many per cent of the keys.
+    /// Of these slots alone, of which it is this percentage of the keys.
     pub(super) fn of_slots(percent: f64, slots: SlotSet) -> Sample {
         Sample { only: Some(slots), ..Sample::percent(percent, u64::MAX) }
     }

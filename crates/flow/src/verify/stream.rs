@@ -22,7 +22,7 @@ const ID_MAX: (u64, u64) = (u64::MAX, u64::MAX);
 #[derive(Debug, PartialEq)]
 struct Group {
     last_delivered_id: Option<Value>,
-    /// `None` where the server does not tell; null where it does not know.
+    /// `None` where the server does not report it; null where it does not know.
     entries_read: Option<Value>,
 }
 

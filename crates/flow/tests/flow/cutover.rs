@@ -307,12 +307,12 @@ async fn who_goes_on_keeps_writers_away_from_the_target_again(engine: Engine) {
     let job = Job::resume(&pair, &pair.source.addr(), options).await;
     job.follows().await;
     assert!(is_written(&pair.source), "{engine}: nobody may write anywhere");
-    let is_told = |words: &str| job.status.copy.notices().iter().any(|notice| notice.contains(words));
-    assert!(is_told("may still be let in at the target"), "{engine}: {:?}", job.status.copy.notices());
+    let is_reported = |words: &str| job.status.copy.notices().iter().any(|notice| notice.contains(words));
+    assert!(is_reported("may still be let in at the target"), "{engine}: {:?}", job.status.copy.notices());
     assert!(is_written(&pair.target), "{engine}: it had no right to keep anybody out");
     pair.target.call(&["ACL", "SETUSER", "mover", "+acl|setuser"]);
     wait_until("writers are kept away from the target", || !is_written(&pair.target)).await;
-    wait_until("that is told", || is_told("kept away from the target again")).await;
+    wait_until("that is reported", || is_reported("kept away from the target again")).await;
     assert!(is_written(&pair.source), "{engine}: nobody may write anywhere");
     job.stop.cancel();
     job.ended().await;
@@ -347,7 +347,7 @@ impl Fronts for Stayed {
     fn send<'a>(&'a self, _: &'a Path, order: FrontOrder) -> OrderAnswer<'a> {
         Box::pin(async move {
             if order != FrontOrder::Release {
-                return Err(Error::own("tell a front", "nobody asks for that here"));
+                return Err(Error::own("give a front an order", "nobody asks for that here"));
             }
             let at = FrontSide::Source;
             Ok(FrontStand { at, hold: 0, held_ms: 0, clients: 1, ended: 0, resting: Vec::new() })
@@ -385,8 +385,8 @@ async fn a_source_that_hangs_holds_nobody_for_longer_than_was_allowed(engine: En
     assert!(refused.error.is_refusal(), "{engine}: {refused:?}");
     trap.open();
     wait_until("the pause is ended", || is_written(&pair.source)).await;
-    let is_told = |words: &str| job.status.copy.notices().iter().any(|notice| notice.contains(words));
-    assert!(is_told("a part of the fence stays"), "{engine}: {:?}", job.status.copy.notices());
+    let is_reported = |words: &str| job.status.copy.notices().iter().any(|notice| notice.contains(words));
+    assert!(is_reported("a part of the fence stays"), "{engine}: {:?}", job.status.copy.notices());
     job.follows().await;
     job.stop.cancel();
     job.ended().await;

@@ -134,16 +134,16 @@ async fn slots_move(engine: Engine) {
     let field = Field::of(&builder, ":hunter2@").await;
     field.fill(&slots("0-99")).await;
     let before = field.keyspace(0).await;
-    let mut told = Vec::new();
+    let mut progress = Vec::new();
     let moved = slots("0-19,50-59");
     let report = field
-        .run_with(&moved, LegacyOptions::default(), |p| told.push(p), &CancellationToken::new())
+        .run_with(&moved, LegacyOptions::default(), |p| progress.push(p), &CancellationToken::new())
         .await
         .expect("a move");
     assert_eq!((report.moved, report.keys, report.cancelled), (moved.clone(), 90, false));
     let last = LegacyProgress { slots_total: 30, slots_done: 30, keys: 90, slot: None };
-    assert_eq!(told.last(), Some(&last));
-    assert!(told.windows(2).all(|w| w[0].keys <= w[1].keys && w[0].slots_done <= w[1].slots_done));
+    assert_eq!(progress.last(), Some(&last));
+    assert!(progress.windows(2).all(|w| w[0].keys <= w[1].keys && w[0].slots_done <= w[1].slots_done));
     field.check_clean().await;
     let (source, target) = (field.keyspace(0).await, field.keyspace(1).await);
     assert_eq!((source.len(), target.len()), (210, 90));

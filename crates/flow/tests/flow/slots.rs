@@ -126,7 +126,7 @@ impl Scene {
         }
     }
 
-    /// Clients that change keys of all kinds, the large ones included, until told to stop.
+    /// Clients that change keys of all kinds, the large ones included, until they are stopped.
     fn write(&self, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<u64>> {
         (0..4_u32)
             .map(|n| {
@@ -295,7 +295,7 @@ async fn keys_move_with_a_tracking_feed_as_well(engine: Engine) {
     moves_everything(engine, Some(FeedKind::Tracking)).await;
 }
 
-/// Nobody writes any more: transfers all that the feed tells of until now.
+/// Nobody writes any more: transfers all that the feed has reported until now.
 async fn drain(source: &mut Link, feed: &Feed, mover: &mut SlotMover) {
     let info = source.call(&[b"INFO", b"replication"]).await.expect("info");
     let info = Info::parse(info.as_bytes().expect("text"));
@@ -406,7 +406,7 @@ async fn a_large_slot_of_which_keys_expire_under_the_pause_is_equal() {
     let mut theirs = scene.cluster.connection_to(1);
     assert_eq!((count(&mut ours), count(&mut theirs)), (KEYS, KEYS));
     // None goes at the source before it is paused.
-    cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut ours).expect("told");
+    cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut ours).expect("set");
     let now_s: u64 = cmd("TIME").query::<Vec<u64>>(&mut ours).expect("a time")[0];
     for i in 0..EXPIRING {
         for side in [&mut ours, &mut theirs] {

@@ -30,7 +30,7 @@ struct NoFronts;
 
 impl Fronts for NoFronts {
     fn send<'a>(&'a self, _: &'a Path, _: FrontOrder) -> OrderAnswer<'a> {
-        Box::pin(async { Err(Error::own("tell a front", "there is none")) })
+        Box::pin(async { Err(Error::own("give a front an order", "there is none")) })
     }
 }
 

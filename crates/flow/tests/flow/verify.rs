@@ -92,7 +92,7 @@ async fn every_planted_difference_is_found_with_its_kind() {
         }
         assert_eq!(found.len(), plants.len(), "{source:?} to {target:?}: {found:?}");
         let many = &found["many-ways"];
-        assert!(many.contains(&DifferenceKind::Ttl), "both ways are told: {many:?}");
+        assert!(many.contains(&DifferenceKind::Ttl), "both ways are reported: {many:?}");
         let tally = &report.tally;
         assert_eq!(tally.missing, 1);
         assert_eq!(tally.extra, 2);
@@ -240,7 +240,7 @@ async fn servers_without_absolute_expiry_times_are_compared_all_the_same() {
     let (base, plants) = plants(false);
     s.run(&base).await;
     t.run(&base).await;
-    // The time left is told in whole milliseconds.
+    // The time left is reported in whole milliseconds.
     let options = || VerifyOptions { ttl_tolerance_ms: 20, ..quiet() };
     let before = compare(&s, &t, options()).await;
     assert!(before.is_equal(), "{:?}", before.differences);
@@ -280,7 +280,7 @@ async fn a_cluster_equals_a_standalone_server_either_way_round(engine: Engine) {
     );
 
     let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
-    assert!(counts.is_equal(), "one key less and one more: counts cannot tell");
+    assert!(counts.is_equal(), "one key less and one more: counts cannot show that");
     s.run(&[words("DEL many:3")]).await;
     let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
     assert_eq!(counts.tally.count_mismatches, 1);
@@ -405,13 +405,13 @@ async fn a_cluster_is_read_from_its_replicas() {
     let data: Vec<Command> = (0..500).map(|i| words(&format!("SET key:{i} {i}"))).collect();
     c.run(&data).await;
     s.run(&data).await;
-    // A node tells of a replica once it has heard of its offset, and any of the nodes may be asked.
+    // A node names a replica once it has heard of its offset, and any of the nodes may be asked.
     let is_with_replica = |shard: &redis::Value| shard.as_sequence().is_some_and(|words| words.len() == 4);
-    let tells_of_replicas = |node: &Server| {
+    let names_replicas = |node: &Server| {
         let slots = node.call(&["CLUSTER", "SLOTS"]);
         slots.as_sequence().is_some_and(|shards| shards.len() == 2 && shards.iter().all(is_with_replica))
     };
-    wait_until("all nodes tell of the replicas", || cluster.nodes().iter().all(tells_of_replicas));
+    wait_until("all nodes name the replicas", || cluster.nodes().iter().all(names_replicas));
     let gets = |i: usize| {
         format!("{:?}", cluster.nodes()[i].call(&["INFO", "commandstats"])).contains("cmdstat_getrange")
     };

@@ -228,7 +228,7 @@ fn a_server_dies_with_the_process_that_started_it() {
         .find_map(|line| line.strip_prefix("pid=")?.parse::<u32>().ok());
     holder.kill().unwrap();
     holder.wait().unwrap();
-    let pid = pid.expect("the holder tells its server's process id");
+    let pid = pid.expect("the holder reports its server's process id");
     let deadline = Instant::now() + Duration::from_secs(30);
     // An orphan may stay for a moment as a zombie, without a command line.
     while !std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().is_empty() {

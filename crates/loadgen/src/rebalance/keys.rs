@@ -111,7 +111,7 @@ impl Keys {
         self.command(name, number, &words)
     }
 
-    /// The command that reads enough of a key to tell whether it [is right](Self::is_right).
+    /// The command that reads enough of a key to see whether it [is right](Self::is_right).
     pub fn read(self, number: u64) -> Cmd {
         let no_words: [&str; 0] = [];
         let (name, words): (_, &[&str]) = match self.kind(number) {

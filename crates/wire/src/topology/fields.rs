@@ -95,7 +95,7 @@ pub(super) fn shard_slots(shard: &Shard) -> Bytes {
 }
 
 /// The replicas that `CLUSTER SLOTS` names: those that have not failed, and have their data.
-pub(super) fn told_replicas(group: &Group) -> impl Iterator<Item = &Member> {
+pub(super) fn named_replicas(group: &Group) -> impl Iterator<Item = &Member> {
     group.replicas.iter().filter(|member| !matches!(member.health, Health::Failed | Health::Loading))
 }
 
@@ -103,7 +103,7 @@ pub(super) fn told_replicas(group: &Group) -> impl Iterator<Item = &Member> {
 /// host.
 pub(super) fn slot_nodes(group: &Group, protocol: Protocol) -> Bytes {
     let mut out = BytesMut::new();
-    for member in std::iter::once(&group.primary).chain(told_replicas(group)) {
+    for member in std::iter::once(&group.primary).chain(named_replicas(group)) {
         header(b'*', 4, &mut out);
         match member.endpoint() {
             Some(host) => bulk(host.as_bytes(), &mut out),

@@ -65,7 +65,7 @@ struct SlotPages {
     /// For each shard what follows the two numbers of each of its ranges.
     nodes: Vec<Bytes>,
     pages: Vec<Bytes>,
-    told: Reply,
+    reply: Reply,
 }
 
 /// `CLUSTER SHARDS` in one protocol.
@@ -74,7 +74,7 @@ struct ShardPages {
     /// For each shard its nodes.
     nodes: Vec<Bytes>,
     pages: Vec<Bytes>,
-    told: Reply,
+    reply: Reply,
 }
 
 impl Replies {
@@ -116,12 +116,12 @@ impl Replies {
 
     /// `CLUSTER SLOTS`.
     pub fn slots(&self, protocol: Protocol) -> Reply {
-        self.slots[protocol.index()].told.clone()
+        self.slots[protocol.index()].reply.clone()
     }
 
     /// `CLUSTER SHARDS`.
     pub fn shards(&self, protocol: Protocol) -> Reply {
-        self.shards[protocol.index()].told.clone()
+        self.shards[protocol.index()].reply.clone()
     }
 
     /// `CLUSTER NODES`.
@@ -199,12 +199,12 @@ impl Replies {
 
     fn write_slots(&mut self, table: &Table, touched: &BTreeSet<usize>) {
         for protocol in Protocol::BOTH {
-            let SlotPages { nodes, pages, told } = &mut self.slots[protocol.index()];
+            let SlotPages { nodes, pages, reply } = &mut self.slots[protocol.index()];
             for &page in touched {
                 let mut out = BytesMut::with_capacity(pages[page].len() + 256);
                 let mut count = 0;
                 for (range, owner) in table.ranges_from(window(page)) {
-                    let replicas = fields::told_replicas(table.shards()[owner].group()).count();
+                    let replicas = fields::named_replicas(table.shards()[owner].group()).count();
                     fields::header(b'*', 3 + replicas, &mut out);
                     fields::numbers(range, &mut out);
                     out.put_slice(&nodes[owner]);
@@ -214,7 +214,7 @@ impl Replies {
                 self.counts[page] = count;
             }
             let head = fields::header_bytes(b'*', self.counts.iter().sum());
-            told.renew(head, pages, b"", touched);
+            reply.renew(head, pages, b"", touched);
         }
     }
 
@@ -241,8 +241,8 @@ impl Replies {
                 }
                 pages[page] = out.freeze();
             }
-            let ShardPages { pages, told, .. } = &mut self.shards[protocol.index()];
-            told.renew(fields::header_bytes(b'*', table.shards().len()), pages, b"", &touched);
+            let ShardPages { pages, reply, .. } = &mut self.shards[protocol.index()];
+            reply.renew(fields::header_bytes(b'*', table.shards().len()), pages, b"", &touched);
             let head = fields::text_head(text_bytes, protocol);
             self.nodes[protocol.index()].renew(head, &self.lines, b"\r\n", &touched);
         }

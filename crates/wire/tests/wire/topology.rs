@@ -69,7 +69,7 @@ fn parsed(reply: &Reply) -> Value {
 }
 
 /// The owner of each slot according to the reply.
-fn told_owners(reply: &Value) -> Vec<Option<String>> {
+fn listed_owners(reply: &Value) -> Vec<Option<String>> {
     let mut owners = vec![None; usize::from(Slot::COUNT)];
     for entry in reply.as_items().expect("a list") {
         let [start, end, primary, ..] = entry.as_items().expect("an entry") else { panic!("a short entry") };
@@ -101,24 +101,24 @@ fn assert_true(replies: &Replies, table: &Table) {
     let ranges: Vec<(SlotRange, usize)> = table.ranges_from(SlotRange::FULL).collect();
     for protocol in Protocol::BOTH {
         let slots = parsed(&replies.slots(protocol));
-        assert_eq!(told_owners(&slots), owners(table));
+        assert_eq!(listed_owners(&slots), owners(table));
         assert_eq!(slots.as_items().expect("a list").len(), ranges.len());
         let shards = parsed(&replies.shards(protocol));
-        let mut told = SlotSet::new();
+        let mut listed = SlotSet::new();
         for (entry, shard) in shards.as_items().expect("a list").iter().zip(table.shards()) {
             let ends = entry.field("slots").and_then(Value::as_items).expect("slots");
             let ends: Vec<u16> = ends.iter().filter_map(|end| end.as_int()?.try_into().ok()).collect();
             let expected: Vec<u16> =
                 shard.ranges().iter().flat_map(|r| [r.start().number(), r.end().number()]).collect();
             assert_eq!(ends, expected);
-            told = told.union(&SlotSet::from_ranges(shard.ranges().iter().copied()));
+            listed = listed.union(&SlotSet::from_ranges(shard.ranges().iter().copied()));
             let nodes = entry.field("nodes").and_then(Value::as_items).expect("nodes");
             assert_eq!(nodes.len(), 1 + shard.group().replicas.len());
             for (node, member) in nodes.iter().zip(shard.group().members()) {
                 assert_eq!(node.field("id").and_then(Value::as_str), Some(member.id.as_str()));
             }
         }
-        assert_eq!(told.len(), table.assigned());
+        assert_eq!(listed.len(), table.assigned());
         let nodes = parsed(&replies.nodes(protocol));
         let lines = slots_in_lines(nodes.as_str().expect("text"));
         assert_eq!(lines.len(), table.shards().iter().map(|s| s.group().members().count()).sum::<usize>());
@@ -158,18 +158,18 @@ fn steps(shards: usize) -> impl Strategy<Value = Vec<Step>> {
 
 /// Takes a step as a fresh look at the cluster would show it.
 fn seen_anew(table: &Table, step: &Step, shards: usize) -> Table {
-    let mut told: Vec<Group> = table.shards().iter().map(|shard| shard.group().clone()).collect();
+    let mut seen: Vec<Group> = table.shards().iter().map(|shard| shard.group().clone()).collect();
     match step {
         Step::Health(shard, health) => {
-            told[*shard].primary.health = *health;
-            told[*shard].replicas.iter_mut().for_each(|replica| replica.health = *health);
+            seen[*shard].primary.health = *health;
+            seen[*shard].replicas.iter_mut().for_each(|replica| replica.health = *health);
         }
         Step::Replicas(shard, replicas) => {
-            told[*shard].replicas = groups(shards, *replicas).swap_remove(*shard).replicas;
+            seen[*shard].replicas = groups(shards, *replicas).swap_remove(*shard).replicas;
         }
         Step::Assign(..) => {}
     }
-    Table::new(table.myself().clone(), told, |slot| table.owner(slot))
+    Table::new(table.myself().clone(), seen, |slot| table.owner(slot))
 }
 
 proptest! {
@@ -185,7 +185,7 @@ proptest! {
     ) {
         let mut table = table(shards, replicas, |slot| Some(usize::from(slot.number() / fragments) % shards));
         let mut kept = Replies::new(&table);
-        // A client that still reads what was told before is not disturbed.
+        // A client that still reads an earlier reply is not disturbed.
         let before = kept.slots(Protocol::Resp2);
         let copy = before.to_bytes();
         for step in steps {
@@ -269,8 +269,8 @@ fn the_lines_of_another_node_are_those_of_its_own_table() {
         for node in [0, shards - 1, shards / 2, 1_000] {
             let theirs = Replies::new(&Table::new(id(node), groups(shards, 1), owner_of));
             for protocol in Protocol::BOTH {
-                let told = kept.nodes_of(&mine, &id(node), protocol).to_bytes();
-                assert!(told == theirs.nodes(protocol).to_bytes(), "node {node} of {shards}: {told:?}");
+                let reply = kept.nodes_of(&mine, &id(node), protocol).to_bytes();
+                assert!(reply == theirs.nodes(protocol).to_bytes(), "node {node} of {shards}: {reply:?}");
             }
         }
     }

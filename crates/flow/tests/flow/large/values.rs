@@ -1,4 +1,4 @@
-//! Values of every type, and how two of them are told apart.
+//! Values of every type, and how two of them are distinguished.
 
 use std::fmt::Write as _;
 
@@ -57,7 +57,7 @@ pub(super) fn blob(i: usize, len: usize) -> Vec<u8> {
 #[derive(Default)]
 pub(super) struct Description {
     pub(super) text: String,
-    /// Delivery times, which are told to about a millisecond only.
+    /// Delivery times, which are reported to about a millisecond only.
     pub(super) times_ms: Vec<i64>,
 }
 
@@ -317,7 +317,7 @@ async fn populate_streams(link: &mut Link) {
     pipeline(link, 1_500, |i| words(&format!("XDEL x:many {}-{}", 10 + i, i % 3 + 1))).await;
     run(link, &["XTRIM x:many MINID 900-1", &format!("PEXPIREAT x:many {FAR_MS}")]).await;
     pipeline(link, 800, |i| words(&format!("XACK x:many g {}-1", 10 + i))).await;
-    // More pending entries than one request tells, all of entries that are gone.
+    // More pending entries than one request returns, all of entries that are gone.
     pipeline(link, 2_500, |i| words(&format!("XADD x:ghosts {}-1 a b", i + 1))).await;
     run(
         link,
