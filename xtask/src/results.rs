@@ -10,7 +10,7 @@ const SHOWN: usize = 30;
 /// This many lines are printed of what a test that failed said.
 const REASON_LINES: usize = 12;
 
-/// And so many characters of each.
+/// And this many characters of each.
 const REASON_WIDTH: usize = 400;
 
 /// One run of one test.
@@ -24,7 +24,7 @@ struct Timed {
 }
 
 /// Prints the tests that took longest in the last run with this profile of `.config/nextest.toml`. Those that
-/// failed come last, so that the end of a log tells why.
+/// failed come last, so that the end of a log says why.
 pub fn run(args: &[String]) -> anyhow::Result<()> {
     let [profile] = args else { bail!("give the profile whose last run is meant, such as `default`") };
     // Below the workspace, wherever cargo builds.

@@ -23,7 +23,7 @@ pub enum Exit {
     Different = 6,
     /// It began, and something that trying again did not help stopped it. `--resume` goes on.
     Interrupted = 7,
-    /// `status` found a problem in the cluster; `repair` was not told to repair it, or could not repair all
+    /// `status` found a problem in the cluster; `repair` was not asked to repair it, or could not repair all
     /// of it.
     Problem = 8,
     /// Stopped by the user, cleanly. `--resume` goes on.

@@ -14,7 +14,7 @@ macro_rules! out {
 }
 
 /// In the place of the macro of this name, which panics where nobody reads standard error any more: a process
-/// whose log has ended goes on, and ends when it is told to.
+/// whose log has ended goes on, and ends when it is asked to.
 macro_rules! eprintln {
     ($($words:tt)*) => { whimbrel_terminal::print::note(&format!($($words)*)) };
 }

@@ -118,7 +118,7 @@ export function open() {
           ? "Nothing has been ordered yet."
           : "Reading the log …",
     );
-    // Several of the same moment are told apart by their place among these.
+    // Several of the same moment are distinguished by their place among these.
     const seen = new Map();
     const rows = merged(entries).map((entry) => {
       const place = (seen.get(entry.at_ms) ?? 0) + 1;

@@ -10,10 +10,10 @@ import {
   layers,
   moves,
   ownership,
+  rangesText,
   shardBar,
   SLOTS,
   sizeOf,
-  told,
   wholeBar,
 } from "./slots.js";
 import { canaryTrace, may, serverNow, state, stateOf } from "./store.js";
@@ -148,9 +148,9 @@ function updateShard(line, { shard, layer, isLarge, stays }) {
   text(parts.slots, [countOf(owned, "slot"), ...onTheWay].join(", "));
   parts.bar.set(
     layer,
-    `${shard.address} owns ${countOf(owned, "slot")}: ${told(layer.owned) || "none"}` +
-      (leaving ? `; to leave: ${told(layer.leaving)}` : "") +
-      (coming ? `; to come: ${told(layer.coming)}` : ""),
+    `${shard.address} owns ${countOf(owned, "slot")}: ${rangesText(layer.owned) || "none"}` +
+      (leaving ? `; to leave: ${rangesText(layer.leaving)}` : "") +
+      (coming ? `; to come: ${rangesText(layer.coming)}` : ""),
   );
   text(cells.keys, count(shard.keys));
   text(cells.bytes, bytes(shard.bytes));

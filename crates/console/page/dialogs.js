@@ -35,7 +35,7 @@ export function open(title, test, build) {
 export const closeAll = () => document.querySelectorAll("dialog[open]").forEach((node) => node.close());
 
 /** What became of an order whose dialog was closed meanwhile: closing it does not take the order back. */
-function tellLate(title, what) {
+function reportLate(title, what) {
   const node = h("div", { class: "note late", test: "late" }, h("strong", {}, title), what);
   node.append(button("Dismiss", "late-dismiss", () => node.remove(), { class: "small" }));
   document.getElementById("late").append(node);
@@ -69,12 +69,12 @@ export function form({ test, parts, label, danger, run, ready }) {
     check();
     fill(said, h("p", { role: "status" }, "Asking …"));
     const title = node.closest("dialog")?.querySelector("h2")?.textContent ?? label;
-    const tell = (what) => (node.isConnected ? fill(said, what) : what && tellLate(title, what));
+    const report = (what) => (node.isConnected ? fill(said, what) : what && reportLate(title, what));
     try {
       const words = await run();
-      tell(words ? h("p", { role: "status" }, words) : null);
+      report(words ? h("p", { role: "status" }, words) : null);
     } catch (error) {
-      if (error.name !== "AbortError") tell(failure(error));
+      if (error.name !== "AbortError") report(failure(error));
     }
     busy = false;
     check();

@@ -20,7 +20,7 @@ import {
 import { chart } from "./charts.js";
 import { between, doneOf, mood, rateOf } from "./jobs.js";
 import { confirm, form } from "./dialogs.js";
-import { minus, parse, shardBar, sizeOf, told } from "./slots.js";
+import { minus, parse, rangesText, shardBar, sizeOf } from "./slots.js";
 import {
   canaryTrace,
   jobNamed,
@@ -62,7 +62,7 @@ export function lagOf(details) {
 }
 
 /**
- * Reads what only a job's own page is told: details, events, the report. `tick` is called with each
+ * Reads what only a job's own page is given: details, events, the report. `tick` is called with each
  * message; it asks when there is something to ask for, one question at a time.
  */
 export function reader(name, then) {
@@ -521,9 +521,9 @@ function paintMove(at, job) {
   const words = `${count(sizeOf(moved))} of ${countOf(sizeOf(planned), "slot")} are handed over`;
   at.bar.set(
     { owned: moved, coming: job.ended ? [] : minus(planned, moved), leaving: [] },
-    `${words}: ${told(moved) || "none"}`,
+    `${words}: ${rangesText(moved) || "none"}`,
   );
-  text(at.slots, `${words}. All: ${told(planned)}.`);
+  text(at.slots, `${words}. All: ${rangesText(planned)}.`);
 }
 
 function paint(at, job, read) {
@@ -578,7 +578,7 @@ function paint(at, job, read) {
     events.map((event, index) => ({ event, key: base + events.length - index })),
     (e) => e.key,
     () => h("li", { test: "event" }),
-    // The same place may be another event's by now: the server tells the newest, and a job may begin anew.
+    // The same place may be another event's by now: the server sends the newest, and a job may begin anew.
     (row, e) => refill(row, e.event, () => eventParts(e.event)),
   );
   show(at.reportPart, Boolean(answer?.report));

@@ -45,7 +45,7 @@ export function rateOf(job) {
   return typeof job.bytes_per_s === "number" ? `${keys}, ${bytes(job.bytes_per_s)}/s` : keys;
 }
 
-/** The share that is done, in words; an ended one has no share left to tell. */
+/** The share that is done, in words; an ended one has no share left to show. */
 export function doneOf(job) {
   if (typeof job.percent === "number") return `${job.percent} %`;
   if (job.kind === "move" && job.slots) {

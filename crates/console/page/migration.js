@@ -120,12 +120,12 @@ function verifyStep(job) {
   const isOld = verify.created_s < job.created_s;
   const isPart = !verify.whole;
   const age = verify.ended_s ? `, ${agoRoughly(serverNow() - verify.ended_s * 1000)}` : "";
-  const told = `${verify.name}: ${stateOf(verify)}${age}`;
-  if (!verify.ended) return ["now", [`${told}, ${doneOf(verify)}`], []];
-  if (verify.phase === "different") return ["problem", [told], ["both sides differ: see the job"]];
+  const summary = `${verify.name}: ${stateOf(verify)}${age}`;
+  if (!verify.ended) return ["now", [`${summary}, ${doneOf(verify)}`], []];
+  if (verify.phase === "different") return ["problem", [summary], ["both sides differ: see the job"]];
   return [
     verify.phase === "equal" && !isOld && !isPart ? "done" : "todo",
-    [told],
+    [summary],
     [
       isOld ? "that was before this sync: verify again" : null,
       isPart ? "it compared only a part of the keys, or not all of them: verify again" : null,

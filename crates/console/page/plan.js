@@ -162,9 +162,9 @@ function pauses(plan) {
     return ["The servers hand the slots over themselves: how long writes are paused is up to them."];
   }
   const [often, most] = [countOf(plan.pauses_max ?? 0, "time"), duration(plan.max_pause_ms)];
-  const isTold = plan.notes?.some((note) => note.includes("paused"));
+  const isNoted = plan.notes?.some((note) => note.includes("paused"));
   return [
-    isTold ? null : `Writes of a source are paused ${often}, for at most ${most} each time; reads go on.`,
+    isNoted ? null : `Writes of a source are paused ${often}, for at most ${most} each time; reads go on.`,
     typeof plan.pause_ms === "number"
       ? `Without writers a handover takes about ${duration(plan.pause_ms)}.`
       : null,

@@ -37,7 +37,7 @@ export function minus(ranges, others) {
 }
 
 /** Pairs as text, the first few of them. */
-export function told(ranges, most = 6) {
+export function rangesText(ranges, most = 6) {
   const one = ([first, last]) => (first === last ? `${first}` : `${first}-${last}`);
   const shown = ranges.slice(0, most).map(one).join(",");
   return ranges.length > most ? `${shown}, and ${ranges.length - most} more ranges` : shown;

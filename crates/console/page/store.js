@@ -1,4 +1,4 @@
-// What is known: how everything stood when the server last told, since when, and what went on before, for
+// What is known: how everything stood when the server last reported, since when, and what went on before, for
 // the charts. Bounded, however long the page is open.
 
 /** Points kept of each chart: five minutes. */
@@ -57,7 +57,7 @@ function push(points, point) {
   if (points.length > POINTS) points.shift();
 }
 
-/** Adds what only a job's own page is told: how far a sync lags behind. */
+/** Adds what only a job's own page is given: how far a sync lags behind. */
 export function noteLag(name, lag) {
   const last = traceOf(name).at(-1);
   if (last && last.lag === null) last.lag = lag;
@@ -78,7 +78,7 @@ export function reset() {
 
 /**
  * Takes in a message. Returns what has changed: `{jobs: names or null, cluster, fleet, canary, said}`, where
- * `said` is what is worth telling people who do not look.
+ * `said` is what is worth announcing to people who do not look.
  */
 export function take(event, data) {
   const first = event === "state";

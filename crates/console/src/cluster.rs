@@ -1,4 +1,4 @@
-//! The cluster and what is wrong with it, as `whimbrel status` and `whimbrel repair` tell it.
+//! The cluster and what is wrong with it, as `whimbrel status` and `whimbrel repair` show it.
 
 use std::time::Duration;
 

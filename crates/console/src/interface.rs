@@ -55,7 +55,7 @@ const ORDERED: &str = r#"{
     "properties": {
         "job": {"type": "string"},
         "state": {"enum": ["asked", "cancelled"],
-            "description": "asked: it was told to end; whether it still could, its phase says then"}
+            "description": "asked: it was asked to end; whether it still could, its phase says then"}
     }
 }"#;
 const BEGUN: &str = r#"{

@@ -346,7 +346,7 @@ pub(crate) async fn cancel(inner: Arc<Inner>, name: String) -> Answer<Value> {
     }
 }
 
-/// It was told to end. Whether it could still be cancelled, its phase says once it has ended.
+/// It was asked to end. Whether it could still be cancelled, its phase says once it has ended.
 fn asked_to_end(name: &str) -> Value {
     json!({"job": name, "state": "asked"})
 }

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 pub struct File {
     /// Its path on the server, without the slash in front.
     pub path: &'static str,
-    /// What a browser is told that it is.
+    /// Its content type.
     pub kind: &'static str,
     /// All of it.
     pub text: &'static str,

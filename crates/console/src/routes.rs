@@ -159,7 +159,7 @@ impl Inner {
             target: of,
             outcome: None,
         };
-        let (answer, told) = tokio::sync::oneshot::channel();
+        let (answer, answered) = tokio::sync::oneshot::channel();
         let inner = self.clone();
         let carried_out = async move {
             let unwritten = |e: std::io::Error| {
@@ -194,7 +194,7 @@ impl Inner {
             Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the console was stopped meanwhile")
                 .with_remedy("see in the audit log, once it runs again, whether this was done")
         };
-        told.await.map_err(stopped)?.map(Json)
+        answered.await.map_err(stopped)?.map(Json)
     }
 }
 

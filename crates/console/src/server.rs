@@ -96,7 +96,7 @@ impl Console {
     /// Where it is reached by a browser on this machine.
     ///
     /// # Errors
-    /// `Own` where the system does not tell.
+    /// `Own` where the system does not report it.
     pub fn url(&self) -> Result<String> {
         let scheme = if self.inner.options.tls.is_some() { "https" } else { "http" };
         Ok(format!("{scheme}://{}/", self.listener.address()?))

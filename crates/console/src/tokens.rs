@@ -161,7 +161,7 @@ impl Tokens {
     /// As [`Tokens::list`].
     pub fn find(&self, token: &str) -> Result<Option<Token>> {
         let hashed = hash(token);
-        // What differs is a hash, so how long a comparison takes tells nothing about the token.
+        // What differs is a hash, so how long a comparison takes reveals nothing about the token.
         Ok(self.list()?.into_iter().find(|known| known.sha256 == hashed))
     }
 

@@ -32,7 +32,7 @@ pub fn arguments(kind: Kind, described: &Value) -> Option<Vec<String>> {
         }
     };
     option("db", &described["db"]);
-    // A cluster has one database only, and need not be told.
+    // A cluster has one database only, which need not be named.
     if ![json!([{"source": 0, "target": 0}]), json!([[0, 0]])].contains(&described["dbs"]) {
         option("db", &described["dbs"]);
     }

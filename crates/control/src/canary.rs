@@ -121,7 +121,7 @@ impl Canary {
         self.shared.answered.lock().elapsed()
     }
 
-    /// Ends it, and tells what it met.
+    /// Ends it, and reports what it met.
     pub async fn end(mut self) -> CanaryReport {
         self.stop.cancel();
         (&mut self.task).await.unwrap_or_default()

@@ -101,10 +101,10 @@ pub fn action(survey: &Survey, action: &Action) -> Value {
         Change::Empty { .. } => "empty",
         Change::EmptyReplica { .. } => "empty_replica",
     };
-    let told = Instruction { action, survey };
+    let instruction = Instruction { action, survey };
     let mut value = json!({
-        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": told.why(),
-        "text": told.to_string(),
+        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": instruction.why(),
+        "text": instruction.to_string(),
     });
     let nodes = match &action.change {
         Change::Remind { primary, replicas, .. } => {

@@ -403,7 +403,7 @@ impl Executor {
                 self.feed = Some(self.attach_feed(&address, slots, options).await?);
             }
         }
-        // Not before: of what is loaded from here on the feed tells.
+        // Not before: the feed reports what is loaded from here on.
         if !self.functions_shared {
             self.share_functions().await?;
         }

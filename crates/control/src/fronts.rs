@@ -29,7 +29,7 @@ use crate::store::{Entry, Kind, Status, Store};
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 
 /// How long an answer to a sync may take: servers are looked at, and clients held for a minute at most.
-const TOLD_WITHIN: Duration = Duration::from_secs(90);
+const SYNC_ANSWER_WITHIN: Duration = Duration::from_secs(90);
 
 /// What a front between two servers has in the state folder.
 #[derive(Debug)]
@@ -193,7 +193,7 @@ pub fn find(folder: &Path, named: FrontName<'_>) -> Result<PathBuf> {
     Ok(store.socket(&front.status.id))
 }
 
-/// How a sync tells fronts of this machine what to do.
+/// How a sync gives orders to fronts of this machine.
 #[derive(Debug, Clone, Copy)]
 pub struct LocalFronts;
 
@@ -206,17 +206,17 @@ impl Fronts for LocalFronts {
 async fn send(socket: &Path, order: FrontOrder) -> Result<FrontStand> {
     let name = order.name();
     failpoint::reached(name, When::Before, 0).await;
-    let call = Call { socket, request: Request::Front(order), within: TOLD_WITHIN };
+    let call = Call { socket, request: Request::Front(order), within: SYNC_ANSWER_WITHIN };
     let answer = call.make(&CancellationToken::new(), |_| {}).await?;
     failpoint::reached(name, When::After, 0).await;
-    let told = |what: &dyn std::fmt::Display| Error::own("tell the front what to do", what);
+    let failed = |what: &dyn std::fmt::Display| Error::own("give the front its order", what);
     match answer.outcome {
-        Ok(stand) => serde_json::from_value(stand).map_err(|e| told(&e)),
+        Ok(stand) => serde_json::from_value(stand).map_err(|e| failed(&e)),
         // It is certain that it was not done, and will not be.
         Err(Refusal { why: Why::Refused | Why::Unsupported, text }) => {
             Err(Error::options(Side::Own, "have the front hold its clients", text))
         }
-        Err(refusal) => Err(told(&refusal.text)),
+        Err(refusal) => Err(failed(&refusal.text)),
     }
 }
 

@@ -171,7 +171,7 @@ impl HttpServer {
     /// Where it listens.
     ///
     /// # Errors
-    /// `Own` where the system does not tell.
+    /// `Own` where the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.address()
     }

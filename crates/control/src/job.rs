@@ -102,7 +102,7 @@ pub struct View {
     /// Counters that change while an effect is carried out.
     pub progress: Arc<JobProgress>,
     /// Who gets to know which slots were handed over.
-    told: OnceLock<Arc<Topology>>,
+    topology: OnceLock<Arc<Topology>>,
 }
 
 #[derive(Debug, Default)]
@@ -127,13 +127,13 @@ impl View {
 
     /// From now on `topology` is notified of slots as soon as they are handed over.
     pub(crate) fn set_topology(&self, topology: Arc<Topology>) {
-        // It is told once, before the job begins.
-        let _ = self.told.set(topology);
+        // It is set once, before the job begins.
+        let _ = self.topology.set(topology);
     }
 
-    /// Tells that slots have a new owner.
+    /// Notifies the topology that slots have a new owner.
     pub(crate) fn hand_over(&self, slots: &SlotSet, owner: &NodeId) {
-        if let Some(topology) = self.told.get() {
+        if let Some(topology) = self.topology.get() {
             topology.hand_over(slots, owner);
         }
     }

@@ -348,8 +348,8 @@ impl Jobs {
         seen
     }
 
-    /// Tells what happened to a job, and with `on` what happens to it until it has ended. False where `stop`
-    /// came before that.
+    /// Reports what happened to a job, and with `on` what happens to it until it has ended. False where
+    /// `stop` came before that.
     ///
     /// # Errors
     /// `Own` where the folder cannot be read.
@@ -358,7 +358,7 @@ impl Jobs {
         entry: &Entry,
         on: bool,
         stop: &CancellationToken,
-        tell: impl Fn(&Event),
+        report: impl Fn(&Event),
     ) -> Result<bool> {
         let mut last: Option<Event> = None;
         let mut id = entry.status.id.clone();
@@ -372,7 +372,7 @@ impl Jobs {
                 events = self.store.events(&id);
             }
             let seen = last.as_ref().and_then(|last| events.iter().rposition(|event| event == last));
-            events[seen.map_or(0, |seen| seen + 1)..].iter().for_each(&tell);
+            events[seen.map_or(0, |seen| seen + 1)..].iter().for_each(&report);
             last = events.pop();
             if !on || !runs {
                 return Ok(true);

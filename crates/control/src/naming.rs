@@ -31,7 +31,7 @@ impl JobName {
     /// How many characters a name may have.
     pub const LENGTH_MAX: usize = 32;
 
-    /// What so many jobs of one command are called: `NAME`, then `NAME-2` and so on.
+    /// What this many jobs of one command are called: `NAME`, then `NAME-2` and so on.
     pub fn numbered(&self, jobs: usize) -> Vec<String> {
         let of = |number: usize| if number == 1 { self.0.clone() } else { format!("{self}-{number}") };
         (1..=jobs).map(of).collect()

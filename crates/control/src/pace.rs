@@ -13,7 +13,7 @@ const PACE_OVER: Duration = Duration::from_secs(15);
 pub struct Pace(VecDeque<(Instant, u64)>);
 
 impl Pace {
-    /// It is this many by now. Returns how many more it gets in a second, once that can be told.
+    /// It is this many by now. Returns how many more it gets in a second, once that can be known.
     pub fn note(&mut self, count: u64, now: Instant) -> Option<f64> {
         // What begins anew counts from 0 again.
         if self.0.back().is_some_and(|(_, before)| *before > count) {
@@ -46,7 +46,7 @@ pub fn left_ms(status: &Status, keys_per_s: f64) -> Option<u64> {
 pub struct Paces(HashMap<String, Pace>);
 
 impl Paces {
-    /// A job has moved so many keys by now. Returns how many it moves in a second, once that can be told.
+    /// A job has moved this many keys by now. Returns how many it moves in a second, once that can be known.
     pub fn note(&mut self, entry: &Entry, now: Instant) -> Option<f64> {
         if !entry.running || entry.status.ended {
             self.0.remove(&entry.status.id);

@@ -41,7 +41,7 @@ pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
 pub fn job_dir(named: Option<&Path>) -> Result<PathBuf> {
     let folder = state_dir(named)?;
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
-    // Rights alone do not tell: not of a file system that takes nothing.
+    // Rights alone do not show that: a file system may take nothing.
     // In containers every process has the same number.
     let trial = there.join(format!(".whimbrel-{}", process_name()));
     let made = File::options().write(true).create_new(true).mode(0o600).open(&trial);

@@ -320,7 +320,7 @@ impl Wanted {
 }
 
 /// [`ask`]s a job to move its keys faster or slower, or not at all. Who did is an event of the job: this
-/// process's user, and on whose behalf, where that is told.
+/// process's user, and on whose behalf, where that is given.
 ///
 /// # Errors
 /// As [`ask`].
@@ -367,7 +367,7 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
 }
 
 /// Jobs for planned moves, written down and not begun. Whimbrel's own method hands over in the parts of the
-/// `cuts`, one for each move. `keys_of` tells how many keys a node has in a slot.
+/// `cuts`, one for each move. `keys_of` says how many keys a node has in a slot.
 ///
 /// # Errors
 /// `Own` where a journal cannot be written or a cut is missing; `Options` where other jobs have their names.

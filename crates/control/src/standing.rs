@@ -16,7 +16,7 @@ pub fn of_copy(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> 
     move || {
         let counts = progress.snapshot();
         let dealt_with = counts.written + counts.skipped + counts.gone + counts.failed;
-        // Where nobody tells how many there are, those that were seen so far.
+        // Where nobody knows how many there are, those that were seen so far.
         let keys = if counts.keys_total > 0 { counts.keys_total } else { counts.scanned };
         let job = Status {
             keys,

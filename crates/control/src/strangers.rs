@@ -83,7 +83,7 @@ impl Wanted {
 /// Refuses to move slots while somebody else is at work with them, or at their nodes.
 ///
 /// A job that runs shows in the list of clients of its two nodes, between two batches as well. Where a user
-/// may not have that list, the marks of slots still tell.
+/// may not have that list, the marks of slots still show it.
 ///
 /// # Errors
 /// `Unfit` where somebody is, or where something was left half-done; whatever keeps the cluster from being
@@ -229,7 +229,7 @@ fn shown(connection: &str) -> String {
     format!("job {job}{of} {from}").trim_end().to_owned()
 }
 
-/// The slots of a job, where its connections tell them, and its name.
+/// The slots of a job, where its connections show them, and its name.
 fn slots_and_job(name: &str) -> (Option<&str>, &str) {
     let mut parts = name.rsplit(':');
     let job = parts.next().unwrap_or(name);
@@ -258,7 +258,7 @@ fn found(survey: &Survey, cluster: &str, own: &[Status]) -> Vec<Status> {
                 (&job.source, &job.target) == (&native.source, &native.target)
                     && job.slots.parse().is_ok_and(|of_job: SlotSet| of_job == slots)
             };
-            // The node that gives them away tells more, where both list it.
+            // The node that gives them away reports more, where both list it.
             if jobs().any(is_own) || !native.is_export() && all.contains_key(&native.name) {
                 continue;
             }

@@ -249,7 +249,7 @@ fn trouble(shown: &SyncShown) -> String {
 }
 
 /// The longest lag, and the sum in bytes: unknown where that of one primary is. Bytes are left out where a
-/// feed tells none.
+/// feed reports none.
 pub fn lag_in_words(shown: &SyncShown) -> String {
     let lags: Option<Vec<u64>> = shown.sources.iter().map(|source| source.lag_ms).collect();
     let Some(lags) = lags else { return "unknown".to_owned() };

@@ -32,7 +32,7 @@ const NEWS_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Topology {
     state: Mutex<State>,
-    /// Told when the set of shards is another.
+    /// Notified when the set of shards is another.
     regrouped: Notify,
 }
 

@@ -1,4 +1,4 @@
-//! A cluster as its nodes tell of it, each by its own word: what a repair is decided by.
+//! A cluster as its nodes report it, each by its own word: what a repair is decided by.
 //!
 //! Addresses, versions and sizes are left out: nothing here depends on them.
 
@@ -109,7 +109,7 @@ pub struct State<'a> {
     pub keys_elsewhere: u64,
     /// How far its replication stream has come, in bytes.
     pub repl_offset: u64,
-    /// It tells a replica who owns what, if that one's idea of its primary's slots differs from its own.
+    /// It reports to a replica who owns what, if that one's idea of its primary's slots differs from its own.
     pub corrects_replicas: bool,
 }
 
@@ -197,7 +197,7 @@ impl<'a> Cluster<'a> {
     /// A server raises its epoch and dies before its replicas have heard of it: the others do not vote for an
     /// epoch below the one that they have heard of, and the epoch of a node that is gone travels no further.
     /// Redis stays like that until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4, 8.1.2 and
-    /// later tell the replica when they refuse it (valkey-io/valkey#2178).
+    /// later notify the replica when they refuse it (valkey-io/valkey#2178).
     pub fn outdated_replicas(&self) -> Vec<OutdatedReplicas<'a>> {
         let mut found = Vec::new();
         let voters: Vec<State<'_>> =

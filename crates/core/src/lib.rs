@@ -5,7 +5,7 @@
 //! generated input and used inside simulations.
 //!
 //! - [`slot`]: hash slots of keys, sets of slots and their text form;
-//! - [`cluster`]: a cluster as its nodes tell of it;
+//! - [`cluster`]: a cluster as its nodes report it;
 //! - [`fleet`]: members on one partition table, their coordinator, and what they say to each other;
 //! - [`glob`]: key patterns with the semantics that the servers use for `KEYS` and `SCAN … MATCH`;
 //! - [`select`]: which keys a job is about;

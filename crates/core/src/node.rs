@@ -25,7 +25,7 @@ impl NodeId {
         &self.0
     }
 
-    /// The first eight digits: enough to tell the nodes of a cluster apart for people, not for programs.
+    /// The first eight digits: enough for people to distinguish the nodes of a cluster, not for programs.
     pub fn short(&self) -> &str {
         &self.0[..NodeId::SHORT_LENGTH]
     }

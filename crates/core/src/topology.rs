@@ -404,12 +404,12 @@ mod tests {
     fn another_set_of_shards_is_another_table() {
         let mut known = table(2, |_| Some(0));
         assert!(known.adopt(table(3, |_| Some(0))).is_whole);
-        let mut told = table(3, |slot| Some(usize::from(slot.number() == 7)));
-        told.shards[2].group.primary.health = Health::Failed;
-        let change = known.adopt(told.clone());
+        let mut reported = table(3, |slot| Some(usize::from(slot.number() == 7)));
+        reported.shards[2].group.primary.health = Health::Failed;
+        let change = known.adopt(reported.clone());
         assert_eq!((change.slots.to_string().as_str(), change.is_whole), ("7", false));
         assert_eq!((change.owners, change.groups), ([0, 1].into(), [2].into()));
-        assert!(known.adopt(told).is_empty());
+        assert!(known.adopt(reported).is_empty());
     }
 
     proptest! {

@@ -226,8 +226,8 @@ mod tests {
 
     #[test]
     fn one_is_no_plural() {
-        let told: Vec<String> = [0, 1, 2, 2_731].map(|n| format_count_of(n, "key")).to_vec();
-        assert_eq!(told, ["0 keys", "1 key", "2 keys", "2,731 keys"]);
+        let shown: Vec<String> = [0, 1, 2, 2_731].map(|n| format_count_of(n, "key")).to_vec();
+        assert_eq!(shown, ["0 keys", "1 key", "2 keys", "2,731 keys"]);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub fn random<const N: usize>() -> Result<[u8; N]> {
     }
 }
 
-/// Compares without telling by its duration where the difference is.
+/// Compares without revealing by its duration where the difference is.
 pub fn is_same(expected: &[u8], given: &[u8]) -> bool {
     expected.len() == given.len() && expected.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }

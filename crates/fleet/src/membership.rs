@@ -71,8 +71,8 @@ impl View {
         self.0.cell(partition).and_then(Cell::place)
     }
 
-    /// Tells when a partition was sealed of which requests are under way: those that may wait for something
-    /// to happen have to be ended.
+    /// Notifies when a partition was sealed of which requests are under way: those that may wait for
+    /// something to happen have to be ended.
     pub fn seals(&self) -> watch::Receiver<u64> {
         self.0.seals.subscribe()
     }
@@ -102,14 +102,14 @@ impl View {
         self.0.backends()
     }
 
-    /// Tells of every change of the table, of addresses, and of the connection.
+    /// Notifies of every change of the table, of addresses, and of the connection.
     pub fn watch(&self) -> watch::Receiver<Seen> {
         self.0.seen.subscribe()
     }
 }
 
 /// One member: it reaches the coordinator, again and again where that is lost, keeps the lease, and gives
-/// partitions away when told to. It ends when it is dropped, without leaving: then its partitions are given
+/// partitions away when asked to. It ends when it is dropped, without leaving: then its partitions are given
 /// away when its lease has run out.
 #[derive(Debug)]
 pub struct Membership {

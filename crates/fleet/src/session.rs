@@ -25,7 +25,7 @@ use crate::outbox::Outbox;
 use crate::protocol::{COMMAND, FRAME_BYTES_MAX, FromCoordinator, FromMember, Hello};
 use crate::shared::Shared;
 
-/// How often the machine is told that time passes.
+/// How often the machine is notified that time passes.
 const TICK: Duration = Duration::from_millis(50);
 
 /// How often the coordinator hears how this member stands, in ticks.
@@ -81,7 +81,7 @@ pub(crate) struct Runner<D> {
     steps: JoinSet<Step>,
     /// Moves of sealed partitions of which requests are under way.
     draining: Vec<Move>,
-    /// It was told to leave.
+    /// It was asked to leave.
     is_leaving: bool,
     /// It was a member, left, and does not want to be one again.
     is_over: bool,
@@ -226,7 +226,7 @@ impl<D: Data> Runner<D> {
                 }
                 sent = &mut sending => Err(Ended::Lost(match sent {
                     Ok(()) => "it takes too little in".to_owned(),
-                    Err(e) => format!("it cannot be told anything: {e}"),
+                    Err(e) => format!("it cannot be sent anything: {e}"),
                 })),
                 _ = ticks.tick() => self.tick(),
                 Some(step) = self.steps.join_next() => match step {
@@ -336,8 +336,8 @@ impl<D: Data> Runner<D> {
         self.outbox.push(said.kind(), |out| said.encode(out));
     }
 
-    /// Tells the machine, shows what it came to, and does what it wants: in this order, so that nobody begins
-    /// a request of a sealed partition after it was looked whether any is under way.
+    /// Gives the machine its input, shows what it came to, and does what it wants: in this order, so that
+    /// nobody begins a request of a sealed partition after it was looked whether any is under way.
     fn take_in(
         &mut self,
         input: MemberInput,

@@ -26,7 +26,7 @@ pub struct Seen {
     pub stamp: u64,
     /// Whether it has a connection to the coordinator.
     pub is_connected: bool,
-    /// It has left, or was told to, and is no member any more.
+    /// It has left, or was asked to, and is no member any more.
     pub has_left: bool,
     /// Why there is no connection.
     pub trouble: Option<String>,
@@ -173,7 +173,7 @@ impl Shared {
         true
     }
 
-    /// Changes what is watched, and tells it where that is different.
+    /// Changes what is watched, and reports it where that is different.
     pub(crate) fn see(&self, change: impl FnOnce(&mut Seen)) {
         self.seen.send_if_modified(|seen| {
             let before = seen.clone();

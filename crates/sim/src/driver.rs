@@ -358,7 +358,7 @@ impl Driver {
         side.alive.then_some(sight)
     }
 
-    /// The event that tells the machine how an effect ended.
+    /// The event that shows the machine how an effect ended.
     pub fn event(self, world: &World, effect: &Effect, ended: Ended) -> Event {
         let done = |detail| Outcome::Done(detail);
         let outcome = match (ended, &effect.action) {

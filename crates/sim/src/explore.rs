@@ -102,7 +102,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// What can be told to the machine, short enough to be remembered.
+/// What can be given to the machine, short enough to be remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Input {
     Start,
@@ -118,12 +118,12 @@ struct Machine {
     atomic: bool,
     jobs: Vec<Job>,
     numbers: HashMap<Job, u32>,
-    told: HashMap<(u32, Input), u32>,
+    advanced: HashMap<(u32, Input), u32>,
 }
 
 impl Machine {
     fn new(driver: Driver, atomic: bool) -> Machine {
-        Machine { driver, atomic, jobs: Vec::new(), numbers: HashMap::new(), told: HashMap::new() }
+        Machine { driver, atomic, jobs: Vec::new(), numbers: HashMap::new(), advanced: HashMap::new() }
     }
 
     fn job(&self, number: u32) -> &Job {
@@ -143,16 +143,16 @@ impl Machine {
     }
 
     /// Takes the world's job a step further.
-    fn advance(&mut self, world: &World, told: Input) -> World {
-        let known = self.told.get(&(world.job, told)).copied();
+    fn advance(&mut self, world: &World, input: Input) -> World {
+        let known = self.advanced.get(&(world.job, input)).copied();
         let number = known.unwrap_or_else(|| {
             let mut job = self.job(world.job).clone();
-            let event = match told {
+            let event = match input {
                 Input::Start => Event::Start,
                 Input::Resume => self.driver.resumed(job.phase(), job.in_flight()),
                 Input::Cancel => Event::Cancel,
                 Input::Ended(ended, ..) => {
-                    let effect = job.in_flight().expect("only told while something is in flight").clone();
+                    let effect = job.in_flight().expect("only given while something is in flight").clone();
                     self.driver.event(world, &effect, ended)
                 }
             };
@@ -161,14 +161,14 @@ impl Machine {
             let asked = effects.as_slice();
             assert!(asked.is_empty() || asked.iter().eq(job.in_flight()), "one thing at a time");
             let number = self.number_of(job);
-            self.told.insert((world.job, told), number);
+            self.advanced.insert((world.job, input), number);
             number
         });
         World { job: number, ..*world }
     }
 
     fn ended(&mut self, world: &World, ended: Ended) -> World {
-        // A check tells the processes, which are not in the short form.
+        // A check reports the processes, which are not in the short form.
         self.advance(world, Input::Ended(ended, world.source.process, world.target.process))
     }
 

@@ -86,10 +86,10 @@ impl Keyboard {
     /// Where standard input is no terminal, or no thread can wait for it.
     pub fn open() -> io::Result<Keyboard> {
         let (closed, open) = io::pipe()?;
-        let (tell, typed) = mpsc::channel(CHUNKS_MAX);
+        let (sender, typed) = mpsc::channel(CHUNKS_MAX);
         let mut keyboard = Keyboard { typed, held: Vec::new(), open: Some(open), thread: None };
         keyboard.take()?;
-        let reading = move || wait_for_keys(&closed, &tell);
+        let reading = move || wait_for_keys(&closed, &sender);
         keyboard.thread = Some(thread::Builder::new().name("keyboard".to_owned()).spawn(reading)?);
         Ok(keyboard)
     }
@@ -154,7 +154,7 @@ impl Drop for Keyboard {
 }
 
 /// Reads keys until the other end of `closed` is, or the terminal has gone.
-fn wait_for_keys(closed: &PipeReader, tell: &mpsc::Sender<Vec<u8>>) {
+fn wait_for_keys(closed: &PipeReader, sender: &mpsc::Sender<Vec<u8>>) {
     let stdin = io::stdin();
     loop {
         let mut waited =
@@ -173,7 +173,7 @@ fn wait_for_keys(closed: &PipeReader, tell: &mpsc::Sender<Vec<u8>>) {
             Ok(0) if has_gone => return,
             // Somebody else has read it, or a signal came first.
             Ok(0) | Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Ok(count) if tell.blocking_send(chunk[..count].to_vec()).is_err() => return,
+            Ok(count) if sender.blocking_send(chunk[..count].to_vec()).is_err() => return,
             Ok(_) => {}
             Err(_) => return,
         }

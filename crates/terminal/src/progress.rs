@@ -52,7 +52,7 @@ pub struct Lines {
     pub plain: Option<String>,
     /// The same for programs.
     pub json: serde_json::Value,
-    /// What has to be told once, above the lines.
+    /// What has to be printed once, above the lines.
     pub notes: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ pub struct Display {
 }
 
 impl Display {
-    /// Shows what can be told in a line or a few.
+    /// Shows what fits in a line or a few.
     pub fn start(form: Form, mut lines: impl FnMut() -> Lines + Send + 'static) -> Display {
         let over = CancellationToken::new();
         let ended = over.clone();

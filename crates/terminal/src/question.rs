@@ -55,15 +55,15 @@ pub async fn ask(question: &Question, stop: &CancellationToken) -> std::io::Resu
     write!(stderr, "{}", for_stderr(&asked))?;
     stderr.flush()?;
     // A thread of its own, which nobody waits for: reading from a terminal cannot be called off.
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut answer = String::new();
         let outcome = std::io::stdin().lock().read_line(&mut answer).map(|_| answer);
         // The caller may have gone.
-        let _ = tell.send(outcome);
+        let _ = sender.send(outcome);
     });
     loop {
-        match told.try_recv() {
+        match receiver.try_recv() {
             Ok(answer) => return Ok(question.is_yes(&answer?)),
             Err(mpsc::TryRecvError::Disconnected) => return Ok(false),
             Err(mpsc::TryRecvError::Empty) => {}

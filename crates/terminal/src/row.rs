@@ -75,7 +75,7 @@ pub fn truncate(text: &str, width: usize) -> String {
     short
 }
 
-/// A text of at most `width` columns, cut in the middle where it is longer: of names the ends tell most. Of
+/// A text of at most `width` columns, cut in the middle where it is longer: of names the ends say most. Of
 /// two that an arrow joins, each is cut by itself.
 pub fn shorten(text: &str, width: usize) -> String {
     const ARROW: &str = " -> ";

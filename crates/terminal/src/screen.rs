@@ -11,11 +11,11 @@ use crate::row::truncate;
 /// Width of what is no terminal: everything fits.
 const UNBOUNDED: usize = usize::MAX;
 
-/// Width of a terminal that does not tell it.
-const WIDTH_UNTOLD: usize = 80;
+/// Width of a terminal that does not report it.
+const WIDTH_DEFAULT: usize = 80;
 
 /// Height of one that does not.
-const HEIGHT_UNTOLD: usize = 24;
+const HEIGHT_DEFAULT: usize = 24;
 
 /// Width of the labels at the beginning of lines, with the gap behind them: what is wrapped goes on below the
 /// text.
@@ -51,12 +51,12 @@ impl Screen {
         Screen::of_size(size)
     }
 
-    /// `None` where there is no terminal, `Some(None)` where it does not tell its size.
+    /// `None` where there is no terminal, `Some(None)` where it does not report its size.
     fn of_size(size: Option<Option<(terminal_size::Width, terminal_size::Height)>>) -> Screen {
         let Some(size) = size else { return Screen { width: UNBOUNDED, colour: false } };
-        let width = size.map_or(WIDTH_UNTOLD, |(width, _)| usize::from(width.0));
+        let width = size.map_or(WIDTH_DEFAULT, |(width, _)| usize::from(width.0));
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-        Screen { width: if width == 0 { WIDTH_UNTOLD } else { width }, colour: !no_colour }
+        Screen { width: if width == 0 { WIDTH_DEFAULT } else { width }, colour: !no_colour }
     }
 
     /// Text that is good news.
@@ -116,10 +116,10 @@ impl Screen {
     }
 }
 
-/// Lines that standard output has room for; 24 where it does not tell.
+/// Lines that standard output has room for; 24 where it does not report that.
 pub fn height_of_stdout() -> usize {
     let size = terminal_size::terminal_size_of(std::io::stdout());
-    size.map(|(_, height)| usize::from(height.0)).filter(|height| *height > 0).unwrap_or(HEIGHT_UNTOLD)
+    size.map(|(_, height)| usize::from(height.0)).filter(|height| *height > 0).unwrap_or(HEIGHT_DEFAULT)
 }
 
 /// Whether a line begins with a label rather than with a sentence: a gap ends before its text, or right

@@ -1,4 +1,4 @@
-//! The page of what a process tells of itself: a sync, a daemon with its jobs, the coordinator of
+//! The page of what a process reports of itself: a sync, a daemon with its jobs, the coordinator of
 //! a fleet, a front that moves no keys. The page of another job is in [`crate::job`].
 
 use serde_json::Value;

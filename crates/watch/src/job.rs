@@ -19,10 +19,10 @@ const BAR_NARROW: usize = 10;
 /// From this width on the screen is wide enough.
 const WIDE: usize = 79;
 
-/// Of what happened to the job, at most so many are shown.
+/// Of what happened to the job, at most this many are shown.
 const EVENTS_MAX: usize = 100;
 
-/// Below keys per second that say something, no end can be told.
+/// Below keys per second that say something, no end can be predicted.
 const KEYS_PER_S_MIN: f64 = 1.0;
 
 /// The command that goes on with a job that was interrupted; `None` for one that cannot go on.
@@ -290,9 +290,9 @@ fn below(watched: &Watched, foot: &Foot, now: Moment) -> Vec<String> {
 
 /// The last of what happened to it for which there is room, but for how far it was.
 fn latest(events: &[Event], room: usize, screen: Screen) -> Vec<String> {
-    let told = events.iter().rev().filter(|event| !matches!(event.what, What::Progress { .. }));
+    let reported = events.iter().rev().filter(|event| !matches!(event.what, What::Progress { .. }));
     let mut lines: Vec<String> = Vec::new();
-    for event in told.take(room) {
+    for event in reported.take(room) {
         let line = format!("{}  {}", clock(event.at_s), event.what);
         let shown = fitted(&[format!("         {line}")], screen);
         if lines.len() + shown.len() > room {

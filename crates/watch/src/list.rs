@@ -59,7 +59,7 @@ impl List {
         self.jobs.iter().position(|job| job.status().id == *selected)
     }
 
-    /// Selects the one so many lines below, or above.
+    /// Selects the one this many lines below, or above.
     pub(crate) fn step(&mut self, by: isize) {
         let last = self.jobs.len().saturating_sub(1);
         let place = self.place().unwrap_or(0).saturating_add_signed(by).min(last);
@@ -71,7 +71,7 @@ impl List {
         self.place().map(|place| self.jobs[place].entry.clone())
     }
 
-    /// The page: lines no wider than `screen`, and no more than `height` where one is given. `keys` are told
+    /// The page: lines no wider than `screen`, and no more than `height` where one is given. `keys` are shown
     /// in the last.
     pub(crate) fn page(&self, now: Moment, screen: Screen, keys: Option<(&str, &str, usize)>) -> Vec<String> {
         let running = self.jobs.iter().filter(|job| job.entry.running).count() as u64;
@@ -125,7 +125,7 @@ impl List {
         for (place, job) in self.jobs.iter().enumerate().skip(first).take(rows) {
             let status = job.status();
             let silent = job.silent(now);
-            let known = |told: String| if silent.is_some() { "-".to_owned() } else { told };
+            let known = |cell: String| if silent.is_some() { "-".to_owned() } else { cell };
             let state = match silent {
                 Some(silence) => format!("nothing heard for {} s", silence.as_secs()),
                 None => job.seen(now).state_in_words(),

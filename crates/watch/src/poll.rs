@@ -69,7 +69,7 @@ pub(crate) struct Poller {
 impl Poller {
     /// At this job, or at all.
     pub(crate) fn at(jobs: Arc<Jobs>, job: Option<Status>) -> Poller {
-        let (tell, seen) = mpsc::channel(1);
+        let (sender, seen) = mpsc::channel(1);
         let mut task = JoinSet::new();
         task.spawn(async move {
             loop {
@@ -80,7 +80,7 @@ impl Poller {
                         Err(error) => Err(error),
                     }),
                 };
-                if tell.send(sight).await.is_err() {
+                if sender.send(sight).await.is_err() {
                     return;
                 }
                 tokio::time::sleep(PERIOD).await;

@@ -42,7 +42,7 @@ pub struct Form {
     pub json: bool,
 }
 
-/// Shows a process that tells over HTTP how it stands: a sync, a daemon, a coordinator. Until `stop`, or
+/// Shows a process that reports over HTTP how it stands: a sync, a daemon, a coordinator. Until `stop`, or
 /// once.
 ///
 /// # Errors
@@ -349,7 +349,7 @@ async fn cancel(jobs: &Jobs, entry: &Entry) -> Result<String> {
     let status = &entry.status;
     Ok(match jobs.cancel(entry).await? {
         CancelAnswer::HasEnded => format!("it has ended already: {}", status.phase),
-        CancelAnswer::Asked => "its process was told to end it".to_owned(),
+        CancelAnswer::Asked => "its process was asked to end it".to_owned(),
         CancelAnswer::Discarded => "cancelled: it cannot go on any more".to_owned(),
         CancelAnswer::NeedsCluster => format!(
             "no process runs it: whimbrel jobs cancel {} rolls back what it began in its cluster",

@@ -58,7 +58,7 @@ pub(crate) struct Watched {
     missed: u32,
     keys: Pace,
     bytes: Pace,
-    /// Keys and bytes a second, once they can be told.
+    /// Keys and bytes a second, once they can be known.
     pub keys_per_s: Option<f64>,
     /// See `keys_per_s`.
     pub bytes_per_s: Option<f64>,
@@ -197,7 +197,7 @@ pub(crate) mod tests {
         Polled { entry: Some(entry.clone()), standing, events: Vec::new(), has_report: false }
     }
 
-    /// So many seconds after the job was written down last.
+    /// This many seconds after the job was written down last.
     pub(crate) fn after(began: Moment, seconds: u64) -> Moment {
         Moment { at: began.at + Duration::from_secs(seconds), s: began.s + seconds }
     }

@@ -233,7 +233,7 @@ pub(super) fn binary_paths(engine: &Engine, home: &Path) -> impl Iterator<Item =
 
 /// The version that the server in `home` prints about itself, provided what else is needed runs as well.
 pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> {
-    let told = |path: PathBuf| match path.extension() {
+    let banner_of = |path: PathBuf| match path.extension() {
         // A script for the browser begins with it.
         Some(ending) if ending == "js" => {
             let text = fs::read_to_string(&path).with_context(|| format!("no {}", path.display()))?;
@@ -241,7 +241,7 @@ pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> 
         }
         _ => banner(Command::new(path).arg("--version")),
     };
-    let banners: Result<Vec<_>> = binary_paths(engine, home).map(told).collect();
+    let banners: Result<Vec<_>> = binary_paths(engine, home).map(banner_of).collect();
     let banners = banners?;
     let banner = banners.first().context("an engine without a binary")?;
     let version = version_in(banner).with_context(|| format!("no version in '{}'", banner.trim()))?;

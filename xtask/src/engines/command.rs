@@ -9,7 +9,7 @@ pub(super) fn stdout(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&run(command)?.stdout).into_owned())
 }
 
-/// As [`stdout`], and what it said as if it were an error: some tell their version there.
+/// As [`stdout`], and what it said as if it were an error: some print their version there.
 pub(super) fn banner(command: &mut Command) -> Result<String> {
     let output = run(command)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -285,7 +285,7 @@ fn apt_conf(dir: &Path, network: &str) -> String {
     )
 }
 
-/// The lines of this machine's apt configuration that tell how to reach the network, such as a proxy, and how
+/// The lines of this machine's apt configuration that say how to reach the network, such as a proxy, and how
 /// old an index may be (a mirror frozen at a date needs that relaxed, which is for the machine's owner to
 /// decide).
 fn network_settings() -> Result<String> {
@@ -317,7 +317,7 @@ fn host_suite() -> Result<String> {
 
 /// Addresses of Debian repositories, from this machine's apt configuration.
 ///
-/// Where package lists were downloaded, they tell which repository is Debian's. A machine without them (a
+/// Where package lists were downloaded, they show which repository is Debian's. A machine without them (a
 /// fresh container) only has the addresses; a wrong one is harmless, as its signature would not check.
 fn mirrors(work: &Path, host_suite: &str) -> Result<Vec<String>> {
     let mut mirrors = Vec::new();

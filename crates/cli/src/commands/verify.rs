@@ -157,7 +157,7 @@ fn pairs(dbs: &[DbPair]) -> Vec<(u32, u32)> {
     dbs.iter().map(|p| (p.source, p.target)).collect()
 }
 
-/// Verifies, shows the progress and the report. As text it lists so many differences as are wanted, or a few.
+/// Verifies, shows the progress and the report. As text it lists as many differences as are wanted, or a few.
 pub async fn verify(
     source: Arc<Deployment>,
     target: Arc<Deployment>,

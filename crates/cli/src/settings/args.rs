@@ -102,7 +102,7 @@ pub enum Command {
     Rebalance(Box<RebalanceArgs>),
     /// Move all slots of a primary to the others
     Drain(Box<DrainArgs>),
-    /// Keep running, move slots on request over the network, by Valkey's own commands, and tell clients who
+    /// Keep running, move slots on request over the network, by Valkey's own commands, and show clients who
     /// owns them; or be the coordinator of a fleet of fronts
     Serve(Box<ServeArgs>),
     /// Serve clients in front of a server or a cluster, also while its keys move to another one
@@ -172,7 +172,7 @@ pub struct ConfigShowArgs {
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct DemoArgs {
-    /// Which demo; the rebalance unless told.
+    /// Which demo; the rebalance by default.
     #[command(subcommand)]
     pub demo: Option<Demo>,
 

@@ -16,9 +16,9 @@ pub enum Decision {
     Go,
     /// The plan was shown, and that was all that was asked for.
     OnlyShow,
-    /// Asked, and answered with no. The user has been told that nothing was done.
+    /// Asked, and answered with no. The user has been notified that nothing was done.
     Declined,
-    /// There is no terminal to ask on. The user has been told.
+    /// There is no terminal to ask on. The user has been notified.
     CannotAsk,
 }
 

@@ -18,7 +18,7 @@ pub fn with(text: &str, remedy: Option<&Remedy>) -> String {
     }
 }
 
-/// What a user is told to do.
+/// What a user is advised to do.
 pub fn words(remedy: &Remedy) -> Cow<'_, str> {
     let or = |first: &str, then: &str| match first.is_empty() {
         true => Cow::from(then.to_owned()),

@@ -36,7 +36,7 @@ struct Listed {
     message: String,
 }
 
-/// A move that the daemon was told to make.
+/// A move that the daemon was asked to make.
 #[derive(Debug, Clone)]
 pub struct Submitted {
     /// The move.
@@ -154,7 +154,7 @@ impl DaemonClient {
     /// have.
     ///
     /// # Errors
-    /// What the daemon answers; where it is not reached, or does not tell its jobs.
+    /// What the daemon answers; where it is not reached, or does not list its jobs.
     pub async fn submit(&mut self, moves: &[Move], begun: &mut bool) -> Result<Vec<Submitted>> {
         let reply = self.call(&LIST).await?;
         let known: BTreeSet<String> = self.listed(reply)?.into_iter().map(|job| job.name).collect();

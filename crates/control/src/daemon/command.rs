@@ -16,7 +16,7 @@ use super::reply::{error, ok, shown, text, unknown_subcommand, wrong_number};
 use super::services::{Jobs, Services};
 use super::{fleet, seed};
 
-/// As many jobs as Valkey lists migrations, unless told otherwise.
+/// As many jobs as Valkey lists migrations, by default.
 const LISTED_MAX: usize = 1_000;
 
 /// This many wrong passwords end a connection.
@@ -328,13 +328,13 @@ async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], node: Option<&NodeId>, job
 }
 
 /// Our jobs, the newest first, and after them what others do in the cluster. These are a courtesy: where the
-/// cluster cannot be asked, ours are told without them.
+/// cluster cannot be asked, ours are listed without them.
 async fn all_jobs<J: Jobs>(jobs: &J) -> Result<Vec<JobView>> {
     let (ours, others) = tokio::join!(jobs.list(), jobs.others());
     let mut all = ours?;
     match others {
         Ok(others) => all.extend(others),
-        Err(error) => tracing::info!(%error, "what others do in the cluster cannot be told"),
+        Err(error) => tracing::info!(%error, "what others do in the cluster cannot be listed"),
     }
     Ok(all)
 }
@@ -415,7 +415,7 @@ async fn our_info<J: Jobs>(of_node: &[u8], jobs: Option<&J>) -> Value {
         Err(e) => return error(e.to_string()),
     };
     let active = all.iter().filter(|job| !job.state.is_final()).count();
-    let is_told = of_node.windows(CLUSTER_ENABLED.len()).any(|part| part == CLUSTER_ENABLED);
+    let is_shown = of_node.windows(CLUSTER_ENABLED.len()).any(|part| part == CLUSTER_ENABLED);
     let lines = [
         "# Whimbrel".to_owned(),
         format!("whimbrel_version:{}", env!("CARGO_PKG_VERSION")),
@@ -426,7 +426,7 @@ async fn our_info<J: Jobs>(of_node: &[u8], jobs: Option<&J>) -> Value {
         format!("jobs_listed:{}\r\n", all.len()),
     ];
     let mut text = lines.join("\r\n").into_bytes();
-    if !is_told {
+    if !is_shown {
         // Clients look for it before they ask for slots.
         let enabled = u8::from(jobs.is_some());
         text.extend(format!("# Cluster\r\ncluster_enabled:{enabled}\r\n").bytes());

@@ -40,7 +40,7 @@ pub(super) fn refusal(refused: &Refused) -> Value {
 /// Answers what people ask.
 pub(super) async fn answer(sub: &[u8], args: &[Bytes], fleet: Option<&Fleet>) -> Value {
     let Some(fleet) = fleet else {
-        return error("no fleet is coordinated here: whimbrel serve was not told to");
+        return error("no fleet is coordinated here: whimbrel serve was not asked to");
     };
     let sub_upper = sub.to_ascii_uppercase();
     let done = match (&sub_upper[..], args) {

@@ -118,7 +118,7 @@ impl<J: Jobs> Daemon<J> {
     /// Where it listens.
     ///
     /// # Errors
-    /// `Own` where the system does not tell.
+    /// `Own` where the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
     }

@@ -63,7 +63,7 @@ pub struct DaemonOptions {
     pub user: Option<String>,
     /// The password. Required where `listen` is not a loopback address.
     pub password: Option<Secret>,
-    /// Connections at once that have logged in, members of a fleet not counted; more are told so and closed.
+    /// Connections at once that have logged in, members of a fleet not counted; more are refused and closed.
     pub connections_max: usize,
     /// The longest command. Before login it is 16 KiB.
     pub request_bytes_max: u64,

@@ -49,7 +49,7 @@ const TAKE_UP_PERIOD: Duration = Duration::from_secs(15);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const LEAVE_POLL: Duration = Duration::from_millis(5);
 
-/// How often the cluster is asked for changes that are not our own. Nothing tells of them sooner: a failover
+/// How often the cluster is asked for changes that are not our own. Nothing reports them sooner: a failover
 /// changes the epoch, but slots that move to the node with the highest one do not.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
@@ -59,7 +59,7 @@ const LOOK_SHARE: u32 = 1;
 /// How long the node that is asked may take, before another one is.
 const LOOK_WITHIN: Duration = Duration::from_millis(500);
 
-/// For how long what others do in the cluster is told as it was found.
+/// For how long what others do in the cluster is shown as it was found.
 const OTHERS_KEPT: Duration = Duration::from_secs(1);
 
 /// How long a client that asks for jobs waits for that at most.
@@ -132,7 +132,7 @@ pub struct Queue {
     store: Store,
     settings: Settings,
     state: Mutex<State>,
-    /// Told when a job has come.
+    /// Notified when a job has come.
     arrival: Notify,
     /// Held while jobs are taken in: two commands for the same slots are not both accepted.
     intake: tokio::sync::Mutex<()>,
@@ -170,7 +170,7 @@ impl Queue {
     }
 
     /// Asks the cluster for changes until `stop`: the same node for as long as it answers. While none does,
-    /// clients are told what was seen last.
+    /// clients are shown what was seen last.
     async fn watch(&self, stop: &CancellationToken) {
         let (mut link, mut pause, mut is_known) = (None, LOOK_PERIOD, false);
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {

@@ -1,4 +1,4 @@
-//! What clients of the cluster are told besides its topology: where to go with a command, and what only nodes
+//! What clients of the cluster are sent besides its topology: where to go with a command, and what only nodes
 //! know.
 
 use bytes::Bytes;

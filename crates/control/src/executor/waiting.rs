@@ -73,11 +73,11 @@ impl Executor {
         options: FeedOptions,
     ) -> Result<Feed, Trouble> {
         let attaching = Feed::attach(&self.deployment, address, slots.clone(), options);
-        let telling = report_holdup(&self.deployment, address, &self.progress);
+        let reporting = report_holdup(&self.deployment, address, &self.progress);
         let attached = async {
             tokio::select! {
                 feed = attaching => feed,
-                never = telling => match never {},
+                never = reporting => match never {},
             }
         };
         let attached = self.stop.run_until_cancelled(attached).await;

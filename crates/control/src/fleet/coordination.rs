@@ -24,7 +24,7 @@ use super::journal::{FleetJournal, Journal};
 use super::links::Links;
 use super::status::{BackendStatus, FleetStatus, MemberStatus};
 
-/// How often the machine is told that time passes.
+/// How often the machine is notified that time passes.
 const TICK: Duration = Duration::from_millis(20);
 
 /// What may wait to be heard; a sender of more waits.
@@ -96,7 +96,7 @@ pub struct Coordination {
     /// When this one began.
     began_ms: u64,
     /// For what looks after members in the background. It keeps nobody waiting for more events.
-    tell: mpsc::WeakSender<Event>,
+    sender: mpsc::WeakSender<Event>,
     /// Where the journal is.
     place: String,
     /// Until when nobody else is the coordinator, where there are several.
@@ -184,7 +184,7 @@ impl Coordination {
             left: VecDeque::new(),
             trusts_refusals: false,
             began_ms: clock::now_ms(),
-            tell: sender.downgrade(),
+            sender: sender.downgrade(),
             place,
             reign,
             reigns_until_ms: u64::MAX,
@@ -247,7 +247,7 @@ impl Coordination {
         }
     }
 
-    /// Tells the machine how long it reigns. Nothing is heard after that: who stood still meanwhile finds
+    /// Notifies the machine how long it reigns. Nothing is heard after that: who stood still meanwhile finds
     /// here that it is over.
     fn check_lease(&mut self, now_ms: u64) -> Result<()> {
         let Some(until_ms) = self.reign.as_ref().map(|reign| *reign.borrow()) else { return Ok(()) };
@@ -300,13 +300,13 @@ impl Coordination {
     /// Finds out whether somebody listens at a member's address, and says so where it is as expected.
     fn ask_host_of(&self, member: MemberId, expected: Listens) {
         let Some(known) = self.links.known.get(&member) else { return };
-        let (address, tell) = (known.hello.address.clone(), self.tell.clone());
+        let (address, sender) = (known.hello.address.clone(), self.sender.clone());
         tokio::spawn(async move {
             if is_confirmed(&address, expected).await
-                && let Some(tell) = tell.upgrade()
+                && let Some(sender) = sender.upgrade()
             {
                 // Where the coordinator has ended, the next one waits for the lease.
-                let _ = tell.send(Event::Probed(member, expected)).await;
+                let _ = sender.send(Event::Probed(member, expected)).await;
             }
         });
     }
@@ -510,7 +510,7 @@ impl Coordination {
         let _ = self.journal.send(Task::Write(upto, std::mem::take(&mut self.unwritten)));
     }
 
-    /// Tells everybody who is where, when that has changed.
+    /// Sends everybody who is where, when that has changed.
     fn refresh_directory(&mut self) {
         if !std::mem::take(&mut self.directory_is_stale) {
             return;

@@ -24,7 +24,7 @@ const OUTBOX_BYTES_MAX: usize = 32 << 20;
 /// How long a member may say nothing: it renews its lease much more often.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// How long a member may take to say who it is, and how long to take in what it is told.
+/// How long a member may take to say who it is, and how long to take in what it is sent.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why something is not done, in words for people.

@@ -144,7 +144,7 @@ impl Links {
         self.of.keys().for_each(|member| self.send_to(Recipient::Member(*member), said));
     }
 
-    /// Tells a member that it leaves, once on each connection.
+    /// Notifies a member that it leaves, once on each connection.
     pub(super) fn notify_leaving(&mut self, member: MemberId) {
         let link = self.of.get(&member).and_then(|link| self.links.get_mut(link));
         if let Some(link) = link.filter(|link| !link.knows_it_leaves) {

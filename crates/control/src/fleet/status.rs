@@ -136,7 +136,7 @@ pub struct MemberStatus {
     pub held: u64,
     /// Why a move that it was to make has failed lately, in words for people; empty where none has.
     pub trouble: String,
-    /// Whether the table it last reported is the coordinator's; none where it has not told.
+    /// Whether the table it last reported is the coordinator's; none where it has not reported one.
     pub equal: Option<bool>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! There are two kinds of events:
 //!
-//! - Those that only tell are what differs between one standing of the job and the next, as its events are
+//! - Those that only notify are what differs between one standing of the job and the next, as its events are
 //!   in [`store`](crate::store). They wait in a queue, which is bounded, and are run beside the job, one
 //!   after the other. What comes of them is noted among the events of the job, and changes nothing.
 //! - Those that a cutover waits for are run by it at their exact moment: see
@@ -46,7 +46,7 @@ const FRONT_FORWARDS: &str = "forwarding";
 const FRONT_MOVES: &str = "moving";
 const FRONT_DONE: &str = "done";
 
-/// Events that wait to be told; further ones are not.
+/// Events that wait for their hooks; those of further ones are not run.
 const QUEUE_MAX: usize = 32;
 
 /// How often it is looked at a job that moves slots.
@@ -97,7 +97,7 @@ impl FromStr for Hook {
     }
 }
 
-/// What is run at events of jobs, as this process was told.
+/// What is run at events of jobs, as this process was configured.
 #[derive(Debug, Clone, Default)]
 pub struct HookSettings {
     /// Which hooks, in the order in which they are run.
@@ -139,8 +139,8 @@ impl HookSettings {
         let before = Mutex::new((begun_with.clone(), BTreeSet::new()));
         let settings = self.clone();
         let runner = Arc::new(Runner { settings, store, begun_with, closes_at: Mutex::default() });
-        let (events, told) = mpsc::channel(QUEUE_MAX);
-        let task = tokio::spawn(run_told(runner.clone(), told));
+        let (events, queued) = mpsc::channel(QUEUE_MAX);
+        let task = tokio::spawn(run_queued(runner.clone(), queued));
         Some(Arc::new(JobHooks { runner, queue: Mutex::new(Some(Queue { events, task })), before }))
     }
 }
@@ -150,7 +150,7 @@ impl HookSettings {
 pub struct JobHooks {
     runner: Arc<Runner>,
     queue: Mutex<Option<Queue>>,
-    /// How the job stood last, and what is told only once and has been.
+    /// How the job stood last, and what is reported only once and has been.
     before: Mutex<(Status, BTreeSet<&'static str>)>,
 }
 
@@ -200,14 +200,14 @@ impl JobHooks {
         }
     }
 
-    /// Tells of what has happened since the job was looked at last.
+    /// Notifies of what has happened since the job was looked at last.
     pub(crate) fn poll(&self, now: &Status) {
         let mut guard = self.before.lock();
-        let (before, told) = &mut *guard;
+        let (before, reported) = &mut *guard;
         let events = between(before, now);
         before.clone_from(now);
         // Between this and a cutover that is refused it enters that phase again and again.
-        let events = events.into_iter().filter(|e| *e != HookEvent::Following || told.insert(e.name()));
+        let events = events.into_iter().filter(|e| *e != HookEvent::Following || reported.insert(e.name()));
         let events: Vec<HookEvent> = events.collect();
         drop(guard);
         events.into_iter().for_each(|event| self.notify(event, now));
@@ -223,7 +223,7 @@ impl JobHooks {
         }
     }
 
-    /// Runs what waits in the queue; nothing is told any more after that. To be called while the job is still
+    /// Runs what waits in the queue; nothing is reported after that. To be called while the job is still
     /// listed under its name.
     pub(crate) async fn drain(&self) {
         let Some(Queue { events, task }) = self.queue.lock().take() else { return };
@@ -310,8 +310,8 @@ fn between(before: &Status, now: &Status) -> Vec<HookEvent> {
     events
 }
 
-async fn run_told(runner: Arc<Runner>, mut told: mpsc::Receiver<(HookEvent, Status)>) {
-    while let Some((event, status)) = told.recv().await {
+async fn run_queued(runner: Arc<Runner>, mut queued: mpsc::Receiver<(HookEvent, Status)>) {
+    while let Some((event, status)) = queued.recv().await {
         let until = *runner.closes_at.lock();
         runner.run(event, &status, &Value::Null, until).await;
     }
@@ -370,14 +370,14 @@ impl Runner {
         (event, now, cutover): (HookEvent, &Status, &Value),
         limit: Duration,
     ) -> run::Ended {
-        let told = json!({"event": event.name(), "at_s": now_s(), "job": now, "cutover": cutover});
-        let told = told.to_string() + "\n";
+        let body = json!({"event": event.name(), "at_s": now_s(), "job": now, "cutover": cutover});
+        let body = body.to_string() + "\n";
         match action {
             Action::Run(command) => {
-                run::run(command, &self.environment(event, now), told.as_bytes(), limit).await
+                run::run(command, &self.environment(event, now), body.as_bytes(), limit).await
             }
             Action::Post(to) => {
-                webhook::post(to, &self.settings.sender, event.name(), told.as_bytes(), limit, PACE).await
+                webhook::post(to, &self.settings.sender, event.name(), body.as_bytes(), limit, PACE).await
             }
         }
     }
@@ -547,8 +547,8 @@ mod tests {
         let ran = failures(hooks.run(occasion(Moment::Switch)).await);
         assert_eq!(ran, [failed("ended with exit code 1"), None], "the others are run all the same");
         let (_, _, output) = noted(&store).pop().expect("it was run");
-        let told: Value = serde_json::from_str(&output).expect("JSON");
-        assert_eq!((&told["event"], &told["job"]["target"]), (&json!("switch"), &json!("b:2")));
+        let body: Value = serde_json::from_str(&output).expect("JSON");
+        assert_eq!((&body["event"], &body["job"]["target"]), (&json!("switch"), &json!("b:2")));
         let late = Occasion { until: Some(Instant::now()), ..occasion(Moment::Switch) };
         let ran = failures(hooks.run(late).await);
         let no_time = failed("was not run: there was no time left for it");

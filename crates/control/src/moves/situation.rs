@@ -169,7 +169,7 @@ impl Situation {
             let per_key = match by {
                 Weighing::Slots | Weighing::Keys => 1.0,
                 Weighing::Bytes => self.key_bytes(&shard.id),
-                // Thousandths of an operation, so that a quiet cluster is told apart as well.
+                // Thousandths of an operation, so that shards of a quiet cluster differ as well.
                 Weighing::Operations => {
                     state.facts.ops_per_second as f64 * 1_000.0 / state.facts.keys.max(1) as f64
                 }

@@ -216,7 +216,7 @@ async fn write(target: &mut Link, states: &[KeyState]) -> Result<(Vec<Bytes>, Op
 async fn remove(source: &mut Link, keys: &[Bytes], is_paused: bool) -> Result<Moved> {
     if is_paused {
         // A write waits under a pause, ours as well. It goes on before those that have waited longer, since
-        // the server reads on here first; if one comes in between all the same, the watch tells.
+        // the server reads on here first; if one comes in between all the same, the watch shows it.
         source.push(&[b"CLIENT", b"UNPAUSE"]);
     }
     push_unlink(source, keys);

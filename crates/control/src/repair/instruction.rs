@@ -84,7 +84,7 @@ impl fmt::Display for Instruction<'_> {
                 let replicas: Vec<String> = replicas.iter().map(|id| name(id).to_string()).collect();
                 write!(
                     f,
-                    "tell {} of {}'s last claim to {slots}, of epoch {epoch}, and wait for an election",
+                    "notify {} of {}'s last claim to {slots}, of epoch {epoch}, and wait for an election",
                     replicas.join(", "),
                     name(primary)
                 )?;

@@ -118,7 +118,7 @@ pub(super) async fn portions(
     let replies = usage_of(link, keys, bytes_max, asking).await?;
     let sized = keys.iter().zip(replies).map(|(key, reply)| match reply {
         Value::Null => (key.clone(), 0),
-        // Where it cannot be told, a value is taken to be large.
+        // Where it cannot be known, a value is taken to be large.
         other => (key.clone(), other.as_int().map_or(bytes_max, i64::unsigned_abs)),
     });
     let groups = pack_within(sized.collect(), BATCH_KEYS, bytes_max);

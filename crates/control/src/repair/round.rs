@@ -156,7 +156,7 @@ pub async fn announce(deployment: &Deployment, survey: &Survey, own_name: &str) 
     let mut links = Vec::new();
     for (node, _) in survey.answering_primaries() {
         let mut link = deployment.open(&node.address, 0).await?;
-        // Where an ACL forbids it, others cannot see us; the marks of open slots still tell.
+        // Where an ACL forbids it, others cannot see us; the marks of open slots still show us.
         link.ask(&[b"CLIENT", b"SETNAME", own_name.as_bytes()]).await?;
         links.push(link);
     }

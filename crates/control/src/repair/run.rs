@@ -24,14 +24,14 @@ use super::notes;
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
 const OPEN_SLOTS_MAX: usize = 256;
 
-/// Keys looked at to tell copies from the only ones.
+/// Keys looked at to distinguish copies from the only ones.
 const EVIDENCE_KEYS_MAX: u64 = 4_096;
 
 /// How often and how long apart it is looked whether all nodes agree.
 const SETTLE_ROUNDS: u32 = 75;
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 
-/// What servers have for `cluster-node-timeout` unless told otherwise.
+/// What servers have for `cluster-node-timeout` by default.
 const NODE_TIMEOUT_DEFAULT_MS: u64 = 15_000;
 
 /// How long an election may take beyond the time until a replica asks for it.
@@ -40,7 +40,7 @@ const ELECTION_SLACK: Duration = Duration::from_secs(10);
 /// How long one is waited for at most.
 const ELECTION_PATIENCE_MAX: Duration = Duration::from_secs(300);
 
-/// How many of those rounds pass before nodes that still take another one for the owner are told one by one.
+/// How many of those rounds pass before nodes that still take another one for the owner are each notified.
 const PATIENT_ROUNDS: u32 = 15;
 
 /// Carries out actions on one cluster.
@@ -177,9 +177,9 @@ impl<'a> Repairer<'a> {
     }
 
     /// Waits until every node that answers sees the owner. Where some still do not after a while, those are
-    /// told one by one: on Redis 7.0 two nodes were seen to take each other for the owner for good.
+    /// notified one by one: on Redis 7.0 two nodes were seen to take each other for the owner for good.
     async fn settle(&self, slots: &SlotSet, owner: &NodeId) -> Result<()> {
-        let mut told = false;
+        let mut notified = false;
         for round in 0..SETTLE_ROUNDS {
             let what = SurveyOptions { counts: Counted::Nothing, activity: false };
             let survey = Survey::take_with(self.deployment, what).await?;
@@ -192,8 +192,8 @@ impl<'a> Repairer<'a> {
             if agreed {
                 return Ok(());
             }
-            if round >= PATIENT_ROUNDS && !told {
-                told = true;
+            if round >= PATIENT_ROUNDS && !notified {
+                notified = true;
                 for (node, state) in survey.answering_primaries().filter(|(node, _)| node.id != *owner) {
                     // A node that claims the slot itself would refuse, or lose keys over it.
                     let mistaken = slots

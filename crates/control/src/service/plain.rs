@@ -209,10 +209,10 @@ pub(super) async fn run(
             patience: Duration::from_millis(plain.stall_ms),
         };
         let waiting = strangers::claim(deployment, applicant, &view.progress, cancel);
-        let told = watch::channel(NativeState::default()).1;
+        let states = watch::channel(NativeState::default()).1;
         let claim = tokio::select! {
             claim = waiting => claim?,
-            never = publish(plain, journal, view, told) => match never {},
+            never = publish(plain, journal, view, states) => match never {},
         };
         let Some(claim) = claim else { return Ok(Came::Moved((SlotSet::new(), 0, true))) };
         let work = async {

@@ -83,7 +83,7 @@ impl LocalJob {
         LocalJob { hooks, ..self }
     }
 
-    /// Cutovers of it are asked for there, and why one did not come about is worded so. `status` tells which
+    /// Cutovers of it are asked for there, and why one did not come about is worded so. `status` shows which
     /// servers are silent.
     #[must_use]
     pub fn with_cutovers(
@@ -96,7 +96,7 @@ impl LocalJob {
     }
 
     /// Cutovers of it can be ordered for later, which is written down there, under this name. A job that is
-    /// resumed goes on with what was `ordered` before, which is told.
+    /// resumed goes on with what was `ordered` before, which is reported.
     #[must_use]
     pub fn with_schedule(
         self,
@@ -247,13 +247,13 @@ async fn handed_over(
     if let Some(error) = status.unheard(SILENT_AFTER_MS) {
         return Err(not(error));
     }
-    let (answer, told) = oneshot::channel();
+    let (answer, answered) = oneshot::channel();
     let ask = Ask { options, withdrawn, beginning: beginning.clone(), answer };
     cutovers.send(ask).await.map_err(|_| gone())?;
-    tokio::pin!(told);
+    tokio::pin!(answered);
     loop {
         tokio::select! {
-            outcome = &mut told => return match outcome {
+            outcome = &mut answered => return match outcome {
                 Ok(outcome) => outcome,
                 Err(_) => Err(gone()),
             },

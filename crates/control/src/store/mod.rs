@@ -583,7 +583,7 @@ mod tests {
         let origin = Origin { begun_by: Some(status::user()), plan: None };
         let status = Status { origin, pid: Some(std::process::id()), ..status };
         assert_eq!(store.list().expect("listed"), [Entry { status: status.clone(), running: true }]);
-        // Of a process that dies the journal tells where it was.
+        // Of a process that dies the journal shows where it was.
         let later = Status { phase: "Draining".to_owned(), ..status };
         journal.save(&vec![1], Some(&later)).expect("saved");
         drop(journal);

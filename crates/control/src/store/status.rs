@@ -96,7 +96,7 @@ pub struct Status {
     /// How many of them are done with.
     #[serde(default)]
     pub keys_moved: u64,
-    /// Bytes that wait to be sent, where the servers' own migration tells; 0 otherwise.
+    /// Bytes that wait to be sent, where the servers' own migration reports them; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub remaining_bytes: u64,
     /// Of a move of slots: `external`, `native` or `legacy`.
@@ -154,25 +154,25 @@ pub struct Origin {
     pub plan: Option<String>,
 }
 
-/// What tells a process on whose behalf it runs a job: in words, for people. Anyone can set it, so it never
-/// stands alone: see [`on_behalf_of`].
+/// By this a process learns on whose behalf it runs a job: in words, for people. Anyone can set it, so it
+/// never stands alone: see [`on_behalf_of`].
 pub const BEGUN_BY: &str = "WHIMBREL_BEGUN_BY";
 
 /// The longest that is kept of it, in characters.
 const BEGUN_BY_MAX: usize = 100;
 
-/// Who has jobs begun that this process runs: its user, and on whose behalf, where that was told.
+/// Who has jobs begun that this process runs: its user, and on whose behalf, where that was given.
 pub(super) fn begun_by() -> String {
     match std::env::var(BEGUN_BY) {
-        Ok(told) if !told.is_empty() => on_behalf_of(&told),
+        Ok(name) if !name.is_empty() => on_behalf_of(&name),
         _ => user(),
     }
 }
 
 /// That this process runs a job on somebody's behalf: `token NAME (console), as root`. Anyone can claim the
 /// first part; the second is this process's user, and always the last.
-pub fn on_behalf_of(told: &str) -> String {
-    let seen = told.chars().filter(|c| !c.is_control() && !is_unseen(*c));
+pub fn on_behalf_of(name: &str) -> String {
+    let seen = name.chars().filter(|c| !c.is_control() && !is_unseen(*c));
     format!("{}, as {}", seen.take(BEGUN_BY_MAX).collect::<String>(), user())
 }
 

@@ -234,7 +234,7 @@ async fn the_password_is_proved_on_both_sides_and_never_said() {
     let refused =
         seen.wait_for(|seen| seen.trouble.as_ref().is_some_and(|why| why.contains("refused the cred")));
     drop(timeout(PATIENCE, refused).await.expect("in time").expect("it runs"));
-    // One that listens in the coordinator's place is told nothing of use.
+    // One that listens in the coordinator's place learns nothing of use.
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("it listens");
     let c = member(listener.local_addr().expect("it listens").port(), Some("a long secret"), "c");
     let (mut stream, _) = timeout(PATIENCE, listener.accept()).await.expect("in time").expect("it comes");

@@ -52,7 +52,7 @@ pub(crate) struct Notebook {
     pub(crate) jobs: Mutex<Vec<JobView>>,
     /// While it is set, a submission waits for it.
     gate: Mutex<Option<Arc<Notify>>>,
-    /// Told when a submission begins.
+    /// Notified when a submission begins.
     at_gate: Notify,
     pub(crate) topology: Topology,
 }
@@ -693,9 +693,9 @@ async fn it_tells_who_owns_what_in_both_protocols() {
 
     let moved = SlotSet::from_iter(slots("5000").iter());
     notebook.topology.hand_over(&moved, &NODES[2].parse().expect("an id"));
-    let told = raw.ask(&["CLUSTER", "SLOTS"]).await;
-    assert!(told.starts_with("*5\r\n*4\r\n:0\r\n:4999\r\n"), "{told}");
-    assert!(told.contains(&format!("*3\r\n:5000\r\n:5000\r\n{}", place(2, "%0"))), "{told}");
+    let reply = raw.ask(&["CLUSTER", "SLOTS"]).await;
+    assert!(reply.starts_with("*5\r\n*4\r\n:0\r\n:4999\r\n"), "{reply}");
+    assert!(reply.contains(&format!("*3\r\n:5000\r\n:5000\r\n{}", place(2, "%0"))), "{reply}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -272,7 +272,7 @@ async fn a_partition_stays_until_its_requests_are_done() {
     coordinator.end().await;
 }
 
-/// Passes bytes on until it is told to cut all connections.
+/// Passes bytes on until it is asked to cut all connections.
 struct Cable {
     port: u16,
     cut: CancellationToken,
@@ -452,6 +452,6 @@ async fn what_cannot_be_written_down_is_not_told_and_ends_the_coordinator() {
         timeout(PATIENCE, coordinator.runs).await.expect("it ends").expect("it runs").expect_err("it fails");
     assert!(error.to_string().contains("no space left"), "{error}");
     assert!(coordinator.fleet.status().await.is_err());
-    assert_eq!(first.view().watch().borrow().member, None, "it was never told that it is one");
+    assert_eq!(first.view().watch().borrow().member, None, "it was never notified that it is one");
     coordinator.stop.cancel();
 }

@@ -51,8 +51,8 @@ async fn each_port_shows_the_cluster_as_its_node_does() {
         let lines = raw.ask(&["CLUSTER", "NODES"]).await;
         let line = lines.lines().find(|line| line.starts_with(NODES[2])).expect("its line");
         assert!(line.contains(" 5000"), "{line}");
-        let told = raw.ask(&["CLUSTER", "SLOTS"]).await;
-        assert!(told.contains(&format!("*3\r\n:5000\r\n:{}\r\n", 5_000 + node)), "{told}");
+        let reply = raw.ask(&["CLUSTER", "SLOTS"]).await;
+        assert!(reply.contains(&format!("*3\r\n:5000\r\n:{}\r\n", 5_000 + node)), "{reply}");
     }
     // The main port shows the nodes themselves.
     let main = server.raw().await.ask(&["CLUSTER", "NODES"]).await;

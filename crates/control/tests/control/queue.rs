@@ -108,7 +108,7 @@ async fn open(deployment: &Arc<Deployment>, folder: &Path, method: Method) -> Ar
     Queue::open(deployment.clone(), Store::new(folder), settings).await.expect("the cluster answers")
 }
 
-/// Runs the queue until it is told to stop.
+/// Runs the queue until it is asked to stop.
 fn start(queue: &Arc<Queue>) -> (CancellationToken, JoinHandle<()>) {
     let (stop, queue) = (CancellationToken::new(), queue.clone());
     let token = stop.clone();

@@ -40,7 +40,7 @@ pub enum Action {
     MarkImporting,
 
     /// Have a feed on the source record changes in these slots from now on: attach one if there is none (or
-    /// if it broke), else tell it the slots. It stays attached from batch to batch.
+    /// if it broke), else give it the slots. It stays attached from batch to batch.
     Attach,
 
     /// Copy every key of the slots to the target, while the feed records what changes. Done with
@@ -287,7 +287,7 @@ pub enum Detail {
         /// How many touched keys wait now.
         left: u64,
         /// How long it would take, under a pause, to drain what is left, to wait for the target's replicas
-        /// and to compare, as far as one can tell from what was seen.
+        /// and to compare, as far as that can be known from what was seen.
         drain_ms: u64,
         /// What of that does not depend on how many keys wait: `pause_ms`, and the round trips of a transfer
         /// where any wait.
@@ -358,7 +358,7 @@ pub struct Primary {
     pub keys: u64,
 }
 
-/// Tells the processes of a server apart: the `run_id` of `INFO server`.
+/// Distinguishes the processes of a server: the `run_id` of `INFO server`.
 ///
 /// A node that restarts keeps its [`NodeId`] but is another process: pauses are gone, and so may be keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

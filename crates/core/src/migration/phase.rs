@@ -179,7 +179,7 @@ pub enum Reached {
     /// source gave the slots up. If that is still the same node and owns nothing, it never did.
     Sent,
     /// The same, but the target was replaced since. Its predecessor may have owned the slots and died before
-    /// it told anybody; then the new one has acknowledged writes that the source has not.
+    /// it notified anybody; then the new one has acknowledged writes that the source has not.
     MaybeTaken,
     /// The target owned the slots, and has acknowledged writes that the source has not. Forward only.
     Taken,

@@ -342,7 +342,7 @@ impl<'a> Draft<'a> {
         let from_owner = importing == Some(&owner_id) && !claims;
         // Of an owner that only the plan makes the owner, nobody knows what it was doing before.
         let owner_gives_it_away = self.primaries[owner].migrating.get(&slot) == Some(&&id);
-        // Where it holds copies its mark is cleared once they are gone: until then it tells what they are.
+        // Where it holds copies its mark is cleared once they are gone: until then it shows what they are.
         // But a mark that points to a node without a claim, or to one that is to give it up, is a danger to
         // the node that claims the slot.
         let is_claimed = self.primaries[owner].state.slots.contains(slot);

@@ -183,7 +183,7 @@ pub enum Obstacle {
     NoPrimary,
     /// The node has keys in databases other than 0.
     OtherDatabases(NodeId),
-    /// The slots' owner has failed, and nobody votes for its replicas nor tells them why.
+    /// The slots' owner has failed, and nobody votes for its replicas nor shows them why.
     NoElection {
         /// The owner.
         primary: NodeId,

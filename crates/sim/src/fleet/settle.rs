@@ -26,7 +26,7 @@ impl Machines {
             self.start_coordinator(&mut world, last);
         }
         for round in 0..ROUNDS {
-            // What is sent from now on arrives; what was sent before is lost, but what a process tells itself
+            // What is sent from now on arrives; what was sent before is lost, but what a process sends itself
             // is not.
             if round == 0 {
                 let mut mail = self.mails.get(world.mail).clone();

@@ -166,7 +166,7 @@ pub struct World {
     pub started: u8,
     /// How many times something may still die or be replaced.
     pub faults: u8,
-    /// The member whose process was replaced last, which a coordinator may be told; 0 for none.
+    /// The member whose process was replaced last, which a coordinator may be notified of; 0 for none.
     pub dead: u32,
 }
 
@@ -249,7 +249,7 @@ impl Machines {
         let mut mail = self.mails.get(world.mail).clone();
         mail.retain(|letter| self.matters(world, self.letters.get(*letter)));
         world.mail = self.mails.number(mail);
-        // Everybody who could be told of it has forgotten it already.
+        // Everybody who could be notified of it has forgotten it already.
         let dead = MemberId(world.dead);
         let running = world.coordinators.iter().filter(|number| **number != NONE);
         let mut running = running.map(|number| self.coordinators.get(*number));

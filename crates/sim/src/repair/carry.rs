@@ -15,7 +15,7 @@ pub enum Bug {
     MarksLast,
     /// What nobody owns goes to the node with the fewest keys.
     FewestKeys,
-    /// Who has to stop claiming slots is not told so.
+    /// Who has to stop claiming slots is not notified.
     NobodyYields,
     /// Nodes are emptied without moving what only they have.
     Discard,
@@ -235,7 +235,7 @@ impl<'a> Carrier<'a> {
         self.settle(node, slot);
     }
 
-    /// Those who do not believe the owner are told one by one.
+    /// Those who do not believe the owner are notified one by one.
     fn settle(&mut self, owner: usize, slot: usize) {
         for node in (0..self.shape.primaries).filter(|node| self.shape.answers(*node)) {
             if usize::from(self.now.cells[node][slot].owner) != owner && !self.now.claims(node, slot) {

@@ -356,7 +356,7 @@ impl Explorer {
     /// A state in which keys are discarded that would not have been if nothing had interrupted the repair.
     ///
     /// Looked for with two nodes and one slot. What the owner got from a third one, and what is found in
-    /// another slot, counts when it is judged whether keys are copies; so it may tell something else by then.
+    /// another slot, counts when it is judged whether keys are copies; so it may show something else by then.
     /// And whose slot it is that nobody claims is found out by marks among others, of which some are cleared.
     fn spoilt(&self) -> Option<(String, usize)> {
         if self.shape.slots > 1 || self.shape.primaries > 2 {

@@ -374,7 +374,7 @@ async fn cancelled(
             print(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
         }
         CancelAnswer::Asked => {
-            print(as_json, "asked", &format!("job {id}: its process was told to end it; waiting for that"));
+            print(as_json, "asked", &format!("job {id}: its process was asked to end it; waiting for that"));
             match jobs.until_cancelled(entry).await? {
                 Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
                 Some(now) => {
@@ -382,7 +382,7 @@ async fn cancelled(
                     print(as_json, "cancelled", &format!("job {id}: {phase}"));
                 }
                 None => {
-                    let what = "the process that runs it was told to end it, and has not done so yet";
+                    let what = "the process that runs it was asked to end it, and has not done so yet";
                     let error = Error::own(format!("cancel job {id}"), what);
                     return Err(error.with_remedy(format!("see whether it ends: whimbrel jobs show {id}")));
                 }

@@ -124,7 +124,7 @@ async fn try_command(
     }
     let (method, mut why) = method(&situation, &deployment, &moves, moving).await?;
     if let Some(daemon) = &daemon {
-        why.push_str(&format!("; unless the daemon at {} was told otherwise", daemon.address));
+        why.push_str(&format!("; unless the daemon at {} is configured otherwise", daemon.address));
     }
     if moving.atomic && moves.len() > 1 {
         let what =
@@ -174,7 +174,7 @@ pub async fn settings_of_daemon(
     Ok((settings, why))
 }
 
-/// Runs jobs, shows how they stand, and tells what came of them.
+/// Runs jobs, shows how they stand, and reports what came of them.
 pub async fn run_begun(
     deployment: &Arc<Deployment>,
     jobs: Vec<service::Ready>,

@@ -134,7 +134,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 format_duration_ms(max_pause_ms),
                 format_duration_ms(plan.need.least_ms),
             ),
-            None => eprintln!("writes   of a source are paused as the daemon was told; reads go on"),
+            None => eprintln!("writes   of a source are paused as the daemon is configured; reads go on"),
         }
         if let Some(notice) = plan.clusterdown() {
             eprintln!("         {notice}");

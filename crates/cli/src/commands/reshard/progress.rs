@@ -92,7 +92,7 @@ struct Now {
     /// Of a job that whimbrel carries out by itself.
     summary: Option<Summary>,
     speed: SpeedNow,
-    /// How long it takes, as far as that can be told.
+    /// How long it takes, as far as that can be known.
     left_ms: Option<u64>,
     /// At the target, and all; 0 where nobody counted.
     keys: (u64, u64),

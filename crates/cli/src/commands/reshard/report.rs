@@ -91,7 +91,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             format_count(sum(|r| r.touched)),
         );
     } else {
-        // The servers do not tell what they have moved.
+        // The servers do not report what they have moved.
         out!("moved    {} in {}", format_count_of(slots as u64, "slot"), format_duration_ms(duration_ms));
     }
     if reports.iter().any(|r| r.method == "external") {

@@ -21,7 +21,7 @@ use crate::exit::Exit;
 use crate::settings::args::Show;
 use crate::ui::errors;
 
-/// Submits `moves` to the daemon, shows how they stand until all have ended, and tells what
+/// Submits `moves` to the daemon, shows how they stand until all have ended, and reports what
 /// came of them. `stop` cancels those that have not ended.
 pub async fn run(
     mut daemon: DaemonClient,
@@ -106,7 +106,7 @@ fn elapsed_ms(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Tells what came of the jobs. How many slots of one that did not end well are at its target, the cluster
+/// Reports what came of the jobs. How many slots of one that did not end well are at its target, the cluster
 /// knows.
 async fn report(
     daemon: &DaemonClient,

@@ -52,7 +52,7 @@ async fn open_store(args: &ServeArgs, fleet: FleetOptions) -> Result<(Fleet, Coo
     let unfit = |what: String| Error::options(Side::Own, "reading the options", what);
     if args.coordinator.announce.is_none() && args.listen.ip().to_canonical().is_unspecified() {
         let what =
-            format!("others would be told that this coordinator is at {}, which is no address", args.listen);
+            format!("others would learn that this coordinator is at {}, which is no address", args.listen);
         return Err(unfit(what).with_remedy("say where it is reached with --announce HOST:PORT"));
     }
     let store = args.coordinator.etcd()?.ok_or_else(|| unfit("no store is named".to_owned()))?;
@@ -75,7 +75,7 @@ fn options(args: &CoordinatorArgs) -> Result<FleetOptions> {
             Error::options(Side::Own, "reading the options", format!("the address of --backend {name}: {e}"))
         })?;
         if endpoint.password.is_some() {
-            let what = format!("--backend {name} has a password, and all members would be told");
+            let what = format!("--backend {name} has a password, and all members would learn it");
             return Err(Error::options(Side::Own, "reading the options", what)
                 .with_remedy("leave it out: each member gets the password from the one who starts it"));
         }

@@ -1,4 +1,4 @@
-//! `whimbrel serve`: a daemon that moves slots when told so, or is the coordinator of a fleet, or both.
+//! `whimbrel serve`: a daemon that moves slots on request, or is the coordinator of a fleet, or both.
 
 mod console;
 mod fleet;
@@ -26,7 +26,7 @@ use whimbrel_control::{open_files::make_room, private::job_dir};
 /// Files for connections to servers, journals and etcd.
 const SERVER_FILES: u64 = 256;
 
-/// How many names of jobs are told at once.
+/// How many names of jobs are shown at once.
 const NAMES_SHOWN: usize = 10;
 
 /// `whimbrel serve`.
@@ -208,7 +208,7 @@ fn names(jobs: &[String]) -> String {
     }
 }
 
-/// Tells what becomes of the daemon: on standard error, as JSON on standard output.
+/// Reports what becomes of the daemon: on standard error, as JSON on standard output.
 #[derive(Debug, Clone, Copy)]
 struct Voice {
     as_json: bool,

@@ -271,7 +271,7 @@ struct SyncRecord<'a> {
     hooks: &'a HookSettings,
 }
 
-/// Syncs, shows how it stands, serves those who ask, and tells what came of it.
+/// Syncs, shows how it stands, serves those who ask, and reports what came of it.
 async fn attended(
     args: &SyncArgs,
     place: SyncRecord<'_>,
@@ -547,7 +547,7 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
     }
     let c = &report.counts;
     if args.show.quiet {
-        // Otherwise each was told when it came up.
+        // Otherwise each was printed when it came up.
         report.notices.iter().for_each(|notice| eprintln!("note     {notice}"));
     }
     copy_command::show_failures(&report.failures);

@@ -233,7 +233,7 @@ pub struct FleetAt {
     pub json: bool,
 }
 
-/// What the coordinator is told, and whether to wait for the end.
+/// What the coordinator is asked to do, and whether to wait for the end.
 #[derive(Debug, Args)]
 pub struct FleetOrder {
     #[command(flatten)]

@@ -20,7 +20,7 @@ Clients connect to the front as they would to the source, with their own users a
 difference. With --target, `whimbrel front start` moves the keys there while clients are served, and
 `whimbrel front reverse` moves them back.
 With --join it is one of several that share the slots: docs/operating/fleet.md.
-docs/operating/front.md tells what is bounded, docs/front-commands.md what is done with which command.
+docs/operating/front.md says what is bounded, docs/front-commands.md what is done with which command.
 
 Examples:
   whimbrel front --listen 127.0.0.1:6380 --source old:6379
@@ -36,7 +36,7 @@ Examples:
 Exit codes: see whimbrel --help"
 )]
 pub struct FrontArgs {
-    /// What to tell a front that runs; without it, one is run.
+    /// What a front that runs is asked to do; without it, one is run.
     #[command(subcommand)]
     pub command: Option<FrontCommand>,
 
@@ -61,8 +61,8 @@ pub struct FrontArgs {
     #[arg(long, value_name = "TARGET", conflicts_with = "join")]
     pub target: Option<String>,
 
-    /// Present the front as a cluster with one node, for clients that only know clusters. They are told to
-    /// reach it here; without a port, on that of --listen
+    /// Present the front as a cluster with one node, for clients that only know clusters. They are given
+    /// this address; without a port, with that of --listen
     #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port, conflicts_with = "join")]
     pub cluster_face: Option<(String, u16)>,
 
@@ -138,7 +138,7 @@ pub struct FrontArgs {
 pub struct JoinArgs {
     /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis://
     /// with its password. Where there are several, all of them: COORDINATOR,COORDINATOR or repeated. Clients
-    /// of clusters connect to --listen, and are told which member has which slot. The source is the one that
+    /// of clusters connect to --listen, and learn which member has which slot. The source is the one that
     /// the coordinator names, unless --source does
     #[arg(long, value_name = "COORDINATOR", value_delimiter = ',', help_heading = "Fleet")]
     pub join: Vec<String>,
@@ -185,7 +185,7 @@ pub struct JoinArgs {
     pub leave_timeout: u64,
 }
 
-/// What a front that runs can be told.
+/// What a front that runs can be asked to do.
 #[derive(Debug, Subcommand)]
 pub enum FrontCommand {
     /// Begin to move the keys to the target

@@ -21,7 +21,7 @@ use super::{PARTITIONS, PATIENCE, Process, shared_out, text, until, whimbrel};
 struct Candidate {
     child: Child,
     address: String,
-    told: Arc<Mutex<Vec<Value>>>,
+    printed: Arc<Mutex<Vec<Value>>>,
 }
 
 fn serve(store: &str, options: &[&str]) -> Command {
@@ -41,23 +41,23 @@ impl Candidate {
 
     fn of(mut command: Command) -> Candidate {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let printed = Arc::new(Mutex::new(Vec::new()));
         let output = BufReader::new(child.stdout.take().expect("its output"));
-        let heard = told.clone();
+        let heard = printed.clone();
         thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
                 let line = serde_json::from_str(&line).expect("JSON");
                 heard.lock().push(line);
             }
         });
-        let mut candidate = Candidate { child, address: String::new(), told };
+        let mut candidate = Candidate { child, address: String::new(), printed };
         let serving = until("it serves", || candidate.find(|line| line["event"] == "serving"));
         candidate.address = serving["address"].as_str().expect("an address").to_owned();
         candidate
     }
 
     fn find(&self, what: impl Fn(&Value) -> bool) -> Option<Value> {
-        self.told.lock().iter().find(|line| what(line)).cloned()
+        self.printed.lock().iter().find(|line| what(line)).cloned()
     }
 
     /// Whether it has said that it leads in this term.
@@ -146,7 +146,7 @@ fn another_coordinator_goes_on_from_what_a_killed_one_wrote_down() {
     assert_eq!((&after["term"], &after["stamp"]), (&Value::from(2), &before["stamp"]));
     assert_eq!(numbers(&after), [1, 2], "they are the same members");
     assert_eq!((a.serves(), b.serves()), had);
-    // One that is told to end does not keep the next one waiting, and does not lead any more.
+    // One that is asked to end does not keep the next one waiting, and does not lead any more.
     let third = Candidate::start(&etcd, &["--lease", "60s", "--reign", "600s"]);
     until("it stands by", || third.stands_by_under(&second.address).then_some(()));
     second.signal(Signal::SIGTERM);
@@ -205,7 +205,7 @@ impl Wire {
         self.send(&FromMember::Message(ToCoordinator { member, term, body }));
     }
 
-    /// What it is told next; none where the connection has ended.
+    /// What it is sent next; none where the connection has ended.
     fn hear(&mut self) -> Option<FromCoordinator> {
         let mut head = [0; 5];
         self.0.read_exact(&mut head).ok()?;

@@ -50,8 +50,8 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// Is a member, where it was started as one: see [`Process`].
 #[test]
 fn be_a_member() {
-    let Ok(told) = std::env::var(MEMBER_OF) else { return };
-    let (coordinators, name) = told.split_once(' ').expect("addresses and a name");
+    let Ok(value) = std::env::var(MEMBER_OF) else { return };
+    let (coordinators, name) = value.split_once(' ').expect("addresses and a name");
     let endpoint = |address| Endpoint::parse(Side::Source, address).expect("an address");
     let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
     let address = listener.local_addr().expect("it listens").to_string();
@@ -208,7 +208,7 @@ impl Coordinator {
     fn start(folder: &Path, listen: &str, lease: &str) -> Coordinator {
         let mut child = serve(folder, listen, lease).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut output = BufReader::new(child.stdout.take().expect("its output"));
-        let mut told = |event: &str| loop {
+        let mut address_of = |event: &str| loop {
             let mut line = String::new();
             assert!(output.read_line(&mut line).expect("its output") > 0, "it has ended");
             let line: Value = serde_json::from_str(&line).expect("JSON");
@@ -216,7 +216,7 @@ impl Coordinator {
                 return line["address"].as_str().expect("an address").to_owned();
             }
         };
-        let (address, http) = (told("serving"), told("http"));
+        let (address, http) = (address_of("serving"), address_of("http"));
         Coordinator { child, address, http, _output: output }
     }
 
@@ -313,7 +313,7 @@ fn a_member_that_was_stopped_does_not_serve_when_it_wakes_up() {
     let partition = *b.serves().first().expect("it has some");
     b.signal(Signal::SIGSTOP);
     until("the other one serves it", || (a.of(partition).word == "ours").then_some(()));
-    // Nobody can tell it anything, or make it a member again, before it answers: its own clock has to do.
+    // Nobody can send it anything, or make it a member again, before it answers: its own clock has to do.
     let address = coordinator.address.clone();
     drop(coordinator);
     b.ask(partition);
@@ -415,8 +415,8 @@ fn people_see_to_a_fleet() {
     });
     let watched = whimbrel(&["watch", "--once", "--at", &coordinator.http]).output().expect("it runs");
     assert!(text(&watched.stdout).contains("48 partitions, 2 members"), "{}", text(&watched.stdout));
-    let told = expect(&["leave", "b", "--json"], 0);
-    let last: Value = told.lines().last().and_then(|line| serde_json::from_str(line).ok()).expect("JSON");
+    let printed = expect(&["leave", "b", "--json"], 0);
+    let last: Value = printed.lines().last().and_then(|line| serde_json::from_str(line).ok()).expect("JSON");
     assert_eq!(
         (&last["event"], last["fleet"]["members"].as_array().map(Vec::len)),
         (&Value::from("done"), Some(1))

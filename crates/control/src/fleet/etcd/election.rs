@@ -45,7 +45,7 @@ pub(super) struct Office {
 /// How an election is held.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
-    /// Where this coordinator is reached, as others are told.
+    /// Where this coordinator is reached, as it is announced to others.
     pub(super) address: String,
     /// How long etcd waits for a coordinator that says nothing, in seconds.
     pub(super) reign_s: u64,

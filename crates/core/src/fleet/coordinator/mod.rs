@@ -155,7 +155,7 @@ struct Peer {
     /// When its lease has surely run out.
     expires_ms: u64,
     /// It was sent all changes of the log before this one.
-    told: u64,
+    sent: u64,
     /// How many moves it takes part in.
     moves: u32,
 }
@@ -204,7 +204,7 @@ pub struct Coordinator {
     records: Vec<Record>,
     unwritten: VecDeque<(u64, Then)>,
     next_number: u64,
-    /// The last changes, with the members that were told them already, and the number of the first one.
+    /// The last changes, with the members that know them already, and the number of the first one.
     log: VecDeque<(Change, MemberId)>,
     log_start: u64,
     since_batch: u32,
@@ -223,7 +223,7 @@ impl Coordinator {
     /// has everything.
     pub fn recover(snapshot: Snapshot, options: Options, now_ms: u64, out: &mut Vec<Output>) -> Coordinator {
         let expires_ms = now_ms + options.expire_ms();
-        let peer = |enrolled| Peer { enrolled, expires_ms, told: 0, moves: 0 };
+        let peer = |enrolled| Peer { enrolled, expires_ms, sent: 0, moves: 0 };
         let peers = snapshot.members.into_iter().map(|(id, enrolled)| (id, peer(enrolled))).collect();
         let mut coordinator = Coordinator {
             ask_at_ms: now_ms,
@@ -295,7 +295,7 @@ impl Coordinator {
     /// there is no such member.
     pub fn lag(&self, member: MemberId) -> Option<(u64, u32)> {
         let end = self.log_start + self.log.len() as u64;
-        self.peers.get(&member).map(|peer| (end.saturating_sub(peer.told), peer.moves))
+        self.peers.get(&member).map(|peer| (end.saturating_sub(peer.sent), peer.moves))
     }
 
     /// How many partitions are being changed now.
@@ -482,10 +482,10 @@ impl Coordinator {
     }
 
     fn enrol(&mut self, now_ms: u64, member: MemberId, enrolled: Enrolled, out: &mut Vec<Output>) {
-        let told = self.log_start + self.log.len() as u64;
+        let sent = self.log_start + self.log.len() as u64;
         let expires_ms = now_ms + self.options.expire_ms();
         if self.joining.remove(&enrolled.token) {
-            self.peers.insert(member, Peer { enrolled, expires_ms, told, moves: 0 });
+            self.peers.insert(member, Peer { enrolled, expires_ms, sent, moves: 0 });
             self.welcome(member, enrolled.token, out);
             self.doubtful.insert(member);
         } else if let Some(peer) = self.peers.get_mut(&member) {

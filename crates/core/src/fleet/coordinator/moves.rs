@@ -238,7 +238,7 @@ impl Coordinator {
         self.write_change(partition, after, backend);
     }
 
-    /// A change is on disk: from now on it is true, and may be told.
+    /// A change is on disk: from now on it is true, and may be sent.
     pub(super) fn decided(&mut self, now_ms: u64, change: Change, out: &mut Vec<Output>) {
         let applied = self.table.apply(&change);
         debug_assert_eq!(applied, Applied::Changed, "one change of a partition at a time");
@@ -316,7 +316,7 @@ impl Coordinator {
         let Some(Running { moving: Some(moving), stage, .. }) = self.running.get(&partition) else { return };
         let gives_up = match stage {
             Stage::Transferring => moving.source == member || moving.destination == member,
-            // Nobody else was told, and the former holders still have the data.
+            // Nobody else was notified, and the former holders still have the data.
             Stage::Committing(_) => moving.destination == member,
             Stage::Writing { .. } => false,
         };

@@ -27,22 +27,22 @@ impl Coordinator {
     pub(super) fn news_for(&mut self, member: MemberId) -> Vec<Change> {
         let end = self.log_start + self.log.len() as u64;
         let Some(peer) = self.peers.get_mut(&member) else { return Vec::new() };
-        if peer.told < self.log_start {
-            peer.told = end;
+        if peer.sent < self.log_start {
+            peer.sent = end;
             self.doubtful.insert(member);
             return Vec::new();
         }
         // Not more than the log has, which fits.
-        let from = (peer.told - self.log_start) as usize;
+        let from = (peer.sent - self.log_start) as usize;
         let upto = self.log.len().min(from + NEWS_MAX);
-        peer.told = self.log_start + upto as u64;
+        peer.sent = self.log_start + upto as u64;
         let news = self.log.range(from..upto).filter(|(_, known_by)| *known_by != member);
         news.map(|(change, _)| *change).collect()
     }
 
     fn is_behind(&self, member: MemberId) -> bool {
         let end = self.log_start + self.log.len() as u64;
-        self.peers.get(&member).is_some_and(|peer| peer.told < end)
+        self.peers.get(&member).is_some_and(|peer| peer.sent < end)
     }
 
     fn send_news(&mut self, member: MemberId, to_bystander: bool, out: &mut Vec<Output>) {
@@ -54,7 +54,7 @@ impl Coordinator {
         }
     }
 
-    /// Tells those who wait for it at once, a bystander when there is a batch, and everybody when nothing
+    /// Notifies those who wait for it at once, a bystander when there is a batch, and everybody when nothing
     /// moves any more.
     pub(super) fn spread(&mut self, out: &mut Vec<Output>) {
         while let Some(member) = self.urgent.pop_first() {
@@ -63,7 +63,7 @@ impl Coordinator {
         if self.since_batch >= self.options.batch {
             // The one that is furthest behind. One for each batch: so their number does not grow with the
             // fleet's.
-            let last = self.peers.iter().min_by_key(|(_, peer)| peer.told).map(|(id, _)| *id);
+            let last = self.peers.iter().min_by_key(|(_, peer)| peer.sent).map(|(id, _)| *id);
             if let Some(member) = last.filter(|member| self.is_behind(*member)) {
                 let news = self.news_for(member);
                 self.send(member, Order::News { news }, true, out);

@@ -10,7 +10,7 @@ pub(super) enum Stage {
     /// A change is not on disk yet. `commits`: it is the move's own, else nothing moves by it.
     Writing { commits: bool },
     /// The change is decided. The destination has not said yet that it knows; until then the source keeps its
-    /// data, sealed, and is told nothing: if the destination is lost, the partition goes back to it.
+    /// data, sealed, and is sent nothing: if the destination is lost, the partition goes back to it.
     Committing(Change),
 }
 

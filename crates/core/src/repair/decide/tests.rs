@@ -302,7 +302,7 @@ fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed() {
     for node in [1, 2] {
         scene.nodes[node].corrects_replicas = false;
     }
-    assert_eq!(changes(&scene), [], "they would not tell it");
+    assert_eq!(changes(&scene), [], "they would not notify it");
     let obstacle = Obstacle::NoElection { primary: id(0), best: id(3) };
     assert!(scene.obstacles().contains(&obstacle), "{:?}", scene.obstacles());
     let mut scene = failed([9, 9]);
