@@ -21,7 +21,7 @@ use crate::command::table::find_by_words;
 pub(crate) const NO_CLUSTER: &[u8] = b"-ERR This instance has cluster support disabled";
 
 /// What is said while nothing is known.
-const UNTOLD: &[u8] = b"-CLUSTERDOWN whimbrel front: nothing is known of the fleet yet\r\n";
+const NOTHING_KNOWN: &[u8] = b"-CLUSTERDOWN whimbrel front: nothing is known of the fleet yet\r\n";
 
 /// Words of a question that have to be known.
 pub(crate) const WORDS: usize = 3;
@@ -30,7 +30,7 @@ pub(crate) const WORDS: usize = 3;
 #[derive(Debug)]
 pub struct Face {
     /// `None` until something is known.
-    told: RwLock<Option<(Table, Replies)>>,
+    known: RwLock<Option<(Table, Replies)>>,
     is_tls: bool,
 }
 
@@ -80,14 +80,14 @@ impl Face {
             is_connected: true,
         };
         let table = Table::new(id, vec![Group { primary, replicas: Vec::new() }], |_| Some(0));
-        let face = Face::untold(tls);
+        let face = Face::empty(tls);
         face.publish(table);
         face
     }
 
-    /// One that tells nothing yet. With `is_tls` it names nodes that are reached with TLS.
-    pub(crate) fn untold(is_tls: bool) -> Face {
-        Face { told: RwLock::default(), is_tls }
+    /// One that shows nothing yet. With `is_tls` it names nodes that are reached with TLS.
+    pub(crate) fn empty(is_tls: bool) -> Face {
+        Face { known: RwLock::default(), is_tls }
     }
 
     /// Whether nodes are reached with TLS.
@@ -97,8 +97,8 @@ impl Face {
 
     /// From here on clients get this.
     pub(crate) fn publish(&self, next: Table) {
-        let mut told = self.told.write();
-        match &mut *told {
+        let mut known = self.known.write();
+        match &mut *known {
             Some((table, replies)) => {
                 let change = table.adopt(next);
                 replies.update(table, &change);
@@ -119,8 +119,8 @@ impl Face {
             Question::KeySlot(slot) => return Some(format!(":{slot}\r\n").into()),
             Question::Agreed => return Some(Bytes::from_static(b"+OK\r\n")),
             Question::Slots | Question::Shards | Question::Nodes | Question::Info | Question::MyId => {
-                let told = self.told.read();
-                let Some((_, replies)) = &*told else { return Some(UNTOLD.into()) };
+                let known = self.known.read();
+                let Some((_, replies)) = &*known else { return Some(NOTHING_KNOWN.into()) };
                 match question {
                     Question::Slots => replies.slots(protocol),
                     Question::Shards => replies.shards(protocol),

@@ -4,7 +4,7 @@
 //!
 //! - [`fleet`]: a front that is a member of a fleet;
 //! - [`counted`]: what is counted, for metrics;
-//! - [`control`]: begins to move keys, goes on with it after a crash, turns it round, tells how it stands;
+//! - [`control`]: begins to move keys, goes on with it after a crash, turns it round, reports how it stands;
 //! - [`server`]: listens, lets in, and counts;
 //! - `session`: one client, its connections to servers, and what is on its way between them;
 //! - [`migrate`]: keys on their way from one server to another while clients use them;

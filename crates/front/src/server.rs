@@ -53,7 +53,7 @@ pub struct FrontOptions {
     /// This many connections to the server, or to each primary of a cluster, are shared by clients of the
     /// same user, for what needs none of its own; 0: none are.
     pub share_connections: usize,
-    /// Clients at once; more are told so and closed, in the words of the servers.
+    /// Clients at once; more are refused and closed, in the words of the servers.
     pub clients_max: usize,
     /// How the front's own connections to the server behave.
     pub link: LinkOptions,
@@ -165,7 +165,7 @@ impl Front {
     /// Where it listens.
     ///
     /// # Errors
-    /// `Own` where the system does not tell.
+    /// `Own` where the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
     }

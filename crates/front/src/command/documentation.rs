@@ -1,8 +1,8 @@
 //! The page of the documentation about commands, written from the table.
 
 use super::rule::{
-    ClusterRule, DATABASES, FaceRule, Handling, KeyspaceQuery, Merge, Note, PATTERNS, Rule, SCRIPTS, UNKNOWN,
-    UNTOLD,
+    ClusterRule, DATABASES, FaceRule, Handling, KEYS_UNKNOWN, KeyspaceQuery, Merge, Note, PATTERNS, Rule,
+    SCRIPTS, UNKNOWN,
 };
 use super::table::TABLE;
 
@@ -127,7 +127,7 @@ fn migrating() -> String {
          | any other with keys | keys that have not moved do so first, then the target |\n",
     );
     text.push_str(&format!(
-        "| any other without keys, or whose keys the servers do not tell | refused: {UNTOLD} |\n"
+        "| any other without keys, or whose keys the servers do not tell | refused: {KEYS_UNKNOWN} |\n"
     ));
     text.push_str(&format!("| what the target does not have | refused: {UNKNOWN} |\n"));
     text

@@ -17,9 +17,9 @@ pub enum Keys {
     None,
     /// At these positions.
     At(Vec<usize>),
-    /// Where its words decide, or the table does not tell all: the server tells with `COMMAND GETKEYS`.
+    /// Where its words decide, or the table does not list all: the server is asked with `COMMAND GETKEYS`.
     Asked,
-    /// It may use keys that no word of it tells.
+    /// It may use keys that no word of it names.
     Unknown,
 }
 
@@ -129,7 +129,7 @@ impl Facts {
         let positions = if specs.iter().any(is_beyond_words) {
             Positions::Unknown
         } else if specs.iter().any(|spec| has_flag(spec, b"incomplete")) {
-            // A specification that does not tell all keys: where it is so, servers find them by code of the
+            // A specification that does not list all keys: where it is so, servers find them by code of the
             // command's own.
             Positions::Asked
         } else if !specs.is_empty() && specs.iter().all(|spec| has_flag(spec, b"not_key")) {
@@ -163,7 +163,7 @@ fn named_facts(entries: &[Value]) -> ByName<Facts> {
     entries.iter().filter_map(|entry| Facts::of(entry.as_items()?)).collect()
 }
 
-/// Whether a key specification says that there are keys that the words do not tell, as with the patterns of
+/// Whether a key specification says that there are keys that the words do not name, as with the patterns of
 /// `SORT`.
 fn is_beyond_words(spec: &Value) -> bool {
     ["begin_search", "find_keys"].iter().any(|part| {

@@ -6,9 +6,9 @@
 //!
 //! - [`documentation`]: the page about all of this;
 //! - [`plan`]: what is done with a command while keys move, by the table and by the keys that the servers'
-//!   own tables tell;
+//!   own tables list;
 //! - [`table`]: the table; [`rule`]: what may stand in it;
-//! - [`keys`]: where the keys of a command are, as servers tell; [`by_name`]: what is looked up by name.
+//! - [`keys`]: where the keys of a command are, as servers report; [`by_name`]: what is looked up by name.
 
 pub(crate) mod by_name;
 pub mod documentation;

@@ -1,10 +1,10 @@
 //! What is done with which command while keys move.
 //!
-//! A command is known by its name, or by the keys that the servers' own tables tell. What neither tells is
+//! A command is known by its name, or by the keys that the servers' own tables list. What neither shows is
 //! refused: it could use any key.
 
 use super::keys::{CommandTable, Facts, Keys};
-use super::rule::{DATABASES, Note, PATTERNS, Rule, SCRIPTS, UNKNOWN, UNTOLD};
+use super::rule::{DATABASES, KEYS_UNKNOWN, Note, PATTERNS, Rule, SCRIPTS, UNKNOWN};
 use super::table::find_by_words;
 
 /// Where the keys of a command are, and what may be done with it.
@@ -46,14 +46,14 @@ impl Tables {
             }
             Some(Rule::Script) => return script(words, count),
             Some(Rule::Library) => return Plan::Target,
-            // Their last words may tell of another key, or of what is refused.
+            // Their last words may name another key, or what is refused.
             Some(named @ (Rule::Sort | Rule::Copy)) if words.len() < count => return Plan::ByName(named),
             Some(Rule::Sort) => return sort(words),
             Some(Rule::Copy) if words.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"DB")) => {
                 return Plan::Refused(DATABASES);
             }
             Some(Rule::Noted(Note::Watch) | Rule::Copy | Rule::Elements) | None => {}
-            // Whatever keys the servers' table tells of these are channels, or nothing that moves.
+            // Whatever keys the servers' table lists for these are channels, or nothing that moves.
             Some(Rule::Target) => return Plan::Target,
             Some(named) => return Plan::ByName(named),
         }
@@ -63,11 +63,11 @@ impl Tables {
             return Plan::Target;
         }
         match facts.keys(count) {
-            Keys::At(keys) if keys.is_empty() => Plan::Refused(UNTOLD),
+            Keys::At(keys) if keys.is_empty() => Plan::Refused(KEYS_UNKNOWN),
             Keys::At(keys) if self.is_read(facts, words) => Plan::Read(keys),
             Keys::At(keys) => Plan::Write(keys),
             Keys::Asked => Plan::Asked,
-            Keys::None | Keys::Unknown => Plan::Refused(UNTOLD),
+            Keys::None | Keys::Unknown => Plan::Refused(KEYS_UNKNOWN),
         }
     }
 

@@ -17,7 +17,7 @@ pub enum Handling {
 /// What a front has to remember of a command, since it changes what the connection is to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Note {
-    /// Another server has to be told the same.
+    /// Another server has to be sent the same.
     Trait(Trait),
     /// A transaction begins.
     Multi,
@@ -47,8 +47,8 @@ pub enum Trait {
 /// What is done with a command that is known by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// The target answers it. It has nothing to do with keys, or its keys are told by the servers' table and
-    /// are moved first.
+    /// The target answers it. It has nothing to do with keys, or its keys are in the servers' table and are
+    /// moved first.
     Target,
     /// As above, and the front remembers something of it.
     Noted(Note),
@@ -100,7 +100,7 @@ pub enum ClusterRule {
     Watch,
     /// None is any more.
     Unwatch,
-    /// Each node that is needed has to be told the same.
+    /// Each node that is needed has to be sent the same.
     Noted(Trait),
     /// As on a new connection.
     Reset,
@@ -169,6 +169,6 @@ pub(super) const DATABASES: &str = "only database 0 is served while keys move";
 pub(super) const OTHER_SERVER: &str = "keys are on two servers: connect to the server that it is meant for";
 pub(super) const PATTERNS: &str =
     "BY and GET reach keys that are not declared: wait until all keys have moved";
-pub(super) const UNTOLD: &str =
+pub(super) const KEYS_UNKNOWN: &str =
     "its keys cannot be told, so it might use one that has not moved: wait until all keys have moved";
 pub(super) const UNKNOWN: &str = "the server that keys move to has no such command";

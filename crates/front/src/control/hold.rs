@@ -2,7 +2,7 @@
 //!
 //! **Invariant.** From the answer to [`FrontOrder::Hold`] to the switch of the same number, no request of any
 //! client is at a server, is sent to one, or is answered. So what the sync has transferred and compared in
-//! between is all that clients were ever told, and whichever side they go on at has it. The switch is on disk
+//! between is all that clients were ever sent, and whichever side they go on at has it. The switch is on disk
 //! before any client goes on; and once clients have gone on without it, no order can bring it about any more.
 //!
 //! All of it happens under the mutex of [`Control`], one thing at a time: the switch, the end of the hold's

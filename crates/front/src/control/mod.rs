@@ -1,4 +1,4 @@
-//! Begins to move keys, goes on with it after a crash, and tells how it stands.
+//! Begins to move keys, goes on with it after a crash, and reports how it stands.
 
 mod hold;
 mod reverse;
@@ -105,7 +105,7 @@ pub struct MovingStatus {
     pub rebuilding: bool,
     /// Keys that this process has moved.
     pub moved: u64,
-    /// Keys at the server that they move from; `None` where it does not tell.
+    /// Keys at the server that they move from; `None` where it does not report them.
     pub left: Option<u64>,
     /// Keys that could not be moved in the last pass over that server.
     pub staying: u64,
@@ -137,7 +137,7 @@ pub struct MovingStatus {
 }
 
 impl Front {
-    /// As [`Front::bind`], with a target that keys can be moved to. `state` is the file that tells how far it
+    /// As [`Front::bind`], with a target that keys can be moved to. `state` is the file that shows how far it
     /// is; a front that died while keys moved goes on. A command waits for its keys as long as `wait`.
     ///
     /// # Errors
@@ -378,7 +378,7 @@ impl Control {
     }
 }
 
-/// Keys at the server that they move from; `None` where it does not tell.
+/// Keys at the server that they move from; `None` where it does not report them.
 async fn keys_left(migration: &MigrationState) -> Option<u64> {
     if migration.is_done() {
         return Some(0);
@@ -458,7 +458,7 @@ async fn survey(
     let from_found = Upstream::find(source, options).await?;
     let mut to_found = Upstream::find(target, options).await?;
     for found in [&from_found, &to_found] {
-        // Any node of a cluster tells where its primaries are.
+        // Any node of a cluster reports where its primaries are.
         if found.facts.replica && !found.facts.cluster {
             return Err(unfit(found.upstream.endpoint(), "it is a replica", "name its primary"));
         }
@@ -474,7 +474,7 @@ async fn survey(
     if !from_found.can.pexpiretime {
         return Err(unfit(
             source,
-            "it does not tell when keys expire",
+            "it does not report when keys expire",
             "PEXPIRETIME is in Redis 7.0 and later",
         ));
     }
@@ -524,17 +524,17 @@ async fn may_take_strings(from: &mut Link, to: &mut Link) -> Result<bool> {
 async fn keyspace(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     let (mut keys, mut other) = (0, None);
     for mut node in upstream.each().await? {
-        // A service may leave out what INFO tells of databases, and a server that loads its data has not met
+        // A service may leave out what INFO says of databases, and a server that loads its data has not met
         // all of it yet: this one it refuses then.
         let counted = node.call(&[b"DBSIZE"]).await?.as_int().map_or(0, i64::unsigned_abs);
-        let mut told = 0;
+        let mut reported = 0;
         for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
             match db {
-                0 => told = counts.keys,
+                0 => reported = counts.keys,
                 _ => other = other.or(Some(db)),
             }
         }
-        keys += told.max(counted);
+        keys += reported.max(counted);
     }
     Ok((keys, other))
 }

@@ -1,6 +1,6 @@
 //! Has keys move the other way: the source becomes the target, and the target the source.
 //!
-//! `docs/design/front.md` tells why this is exact. In short: a key is at one of the servers alone, or at both
+//! `docs/design/front.md` shows why this is exact. In short: a key is at one of the servers alone, or at both
 //! with the same value, and nobody but the front writes to either. Which of them is called the target matters
 //! only to what is done from then on, so the direction can be turned at any moment at which nothing is under
 //! way.

@@ -27,15 +27,16 @@ use crate::upstream::cluster::Cluster;
 /// A fleet has at most this many partitions if fronts are to join it: no slot is in two of them.
 pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;
 
-/// While the table changes all the time, what clients are told is made anew no more often.
+/// While the table changes all the time, what clients are shown is made anew no more often.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(20);
 
 /// How often it is looked whether there is a lease again.
 const LEASE_LOOK: Duration = Duration::from_millis(50);
 
-/// Who has left goes on to tell clients where to go until nobody has asked for so long, and for so long at
-/// most.
+/// Who has left goes on to redirect clients until nobody has asked for this long.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// And no longer than this.
 const LINGER_MAX: Duration = Duration::from_secs(10);
 
 /// This many connections may wait to be let go of.
@@ -55,8 +56,8 @@ pub(crate) struct Gate {
     own: Address,
     /// What clients get to know of the fleet.
     face: Arc<Face>,
-    /// How many times clients were told to go elsewhere.
-    told: AtomicU64,
+    /// How many times clients were redirected.
+    redirections: AtomicU64,
     /// Cancelled, and replaced, when the lease has ended.
     lapse: Mutex<CancellationToken>,
     /// Counts how often others have come or gone.
@@ -77,7 +78,7 @@ impl Gate {
             view,
             own,
             face,
-            told: AtomicU64::new(0),
+            redirections: AtomicU64::new(0),
             lapse: Mutex::default(),
             news: watch::Sender::new(0),
             waits: Arc::default(),
@@ -156,15 +157,15 @@ impl Gate {
         tokio::join!(passes_on, lets_go);
     }
 
-    fn is_own(&self, told: &str) -> bool {
-        Address::parse_tcp(told).as_ref() == Some(&self.own)
+    fn is_own(&self, announced: &str) -> bool {
+        Address::parse_tcp(announced).as_ref() == Some(&self.own)
     }
 
     fn partition_of(&self, slot: Slot) -> Partition {
         partition_of(slot, self.view.partitions())
     }
 
-    /// What clients are told.
+    /// What clients are shown.
     fn table(&self) -> Option<Table> {
         let member = self.view.member()?;
         let mut all = self.view.addresses();
@@ -213,17 +214,17 @@ impl Gate {
     /// gets an error instead of the way.
     pub(crate) async fn linger(&self) {
         let until = Instant::now() + LINGER_MAX;
-        let mut told = self.told.load(Ordering::Relaxed);
+        let mut seen = self.redirections.load(Ordering::Relaxed);
         while Instant::now() < until {
             sleep(LINGER).await;
-            let now = self.told.load(Ordering::Relaxed);
-            if now == std::mem::replace(&mut told, now) {
+            let now = self.redirections.load(Ordering::Relaxed);
+            if now == std::mem::replace(&mut seen, now) {
                 return;
             }
         }
     }
 
-    /// Tells of each end of the lease, for ever.
+    /// Reports each end of the lease, for ever.
     pub(crate) async fn watch_lease(&self) {
         loop {
             let life = self.view.member();
@@ -249,7 +250,7 @@ impl Admission for Gate {
             // go round in circles.
             Standing::Other { address, .. } if self.is_own(&address) => Verdict::Nobody,
             Standing::Other { address, .. } => {
-                self.told.fetch_add(1, Ordering::Relaxed);
+                self.redirections.fetch_add(1, Ordering::Relaxed);
                 Verdict::At(address)
             }
             Standing::Nobody => Verdict::Nobody,
@@ -270,8 +271,8 @@ impl Admission for Gate {
     }
 
     fn knows(&self, address: &Address) -> bool {
-        let is_it = |told: &str| Address::parse_tcp(told).as_ref() == Some(address);
-        self.view.addresses().iter().any(|(_, told)| is_it(told))
+        let is_it = |announced: &str| Address::parse_tcp(announced).as_ref() == Some(address);
+        self.view.addresses().iter().any(|(_, announced)| is_it(announced))
     }
 
     fn topology(&self) -> Topology {

@@ -6,7 +6,7 @@
 //!                                └──▶ gate of another member ──▶ backend
 //! ```
 //!
-//! Each member serves the slots that it owns, and tells clients of clusters where all others are. For clients
+//! Each member serves the slots that it owns, and shows clients of clusters where all others are. For clients
 //! that know no clusters it has another port: what comes there goes to the member that owns its slot, as in
 //! front of a cluster whose primaries are the members.
 
@@ -168,7 +168,7 @@ impl Joined {
             porter.clone(),
         );
         let member = joined(&membership, &join.coordinators).await?;
-        let face = Arc::new(Face::untold(options.tls.is_some()));
+        let face = Arc::new(Face::empty(options.tls.is_some()));
         let gate = Gate::new(membership.view().clone(), own.clone(), face.clone());
         let (forwarding, members) = match join.forward_listen {
             None => (None, None),
@@ -209,7 +209,7 @@ impl Joined {
     /// Where clients connect that know no clusters.
     ///
     /// # Errors
-    /// `Own` where the system does not tell.
+    /// `Own` where the system does not report it.
     pub fn forwarding(&self) -> Result<Option<SocketAddr>> {
         self.forwarding.as_ref().map(Front::address).transpose()
     }
@@ -230,8 +230,8 @@ impl Joined {
     }
 
     /// Serves until `stop`: then all partitions are given to others first, as far as that goes in time.
-    /// Serves as well until the coordinator has it leave. Clients that still ask are told where to go, for a
-    /// while. True where it had nothing left when it ended.
+    /// Serves as well until the coordinator has it leave. Clients that still ask are redirected for a while.
+    /// True where it had nothing left when it ended.
     ///
     /// # Errors
     /// `Own` where it cannot be a member any more.
@@ -284,7 +284,7 @@ impl Joined {
     }
 }
 
-/// Reaches backends of which the coordinator tells, for ever.
+/// Reaches backends that the coordinator reports, for ever.
 async fn follow_backends(gate: &Gate, cluster: &Cluster<Gate>, endpoint_of: &EndpointOf) {
     let mut seen = gate.view().watch();
     loop {
@@ -336,7 +336,7 @@ fn own_address(listener: &tokio::net::TcpListener, announce: Option<&(String, u1
     }
 }
 
-/// Checks that others can be told to come to what a front listens on.
+/// Checks that others can be sent to what a front listens on.
 ///
 /// # Errors
 ///
@@ -345,7 +345,7 @@ pub fn names_an_address(listen: SocketAddr) -> Result<()> {
     if listen.ip().to_canonical().is_unspecified() {
         let what = format!("{listen} is every address of this machine");
         return Err(
-            Error::options(Side::Own, "tell others where this front is", what).with_remedy(Remedy::Announce)
+            Error::options(Side::Own, "announce where this front is", what).with_remedy(Remedy::Announce)
         );
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Carries the data of partitions from one backend to another, when this member is told to.
+//! Carries the data of partitions from one backend to another, when this member is ordered to.
 //!
 //! A move has two steps. While the partition is served it is only looked how much there is: what is too much
 //! to be carried while nobody may write is refused. Then, sealed, the keys of its slots are copied; see
@@ -122,7 +122,7 @@ impl Porter {
             for site in [source, &target] {
                 if !site.deployment.is_cluster() {
                     let at = &site.deployment.endpoint.address;
-                    let what = "has no cluster mode: only with that can it tell which keys are in a slot";
+                    let what = "has no cluster mode: only with that does it know which keys are in a slot";
                     return Err(Failure(format!("the server {at} {what}")));
                 }
             }

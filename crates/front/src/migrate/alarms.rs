@@ -5,10 +5,10 @@ use bytes::Bytes;
 
 use crate::migrate::direction::Direction;
 
-/// So much of a key is told.
+/// This much of a key is shown.
 const KEY_BYTES_SHOWN: usize = 128;
 
-/// What was noticed. It is told until it is over, as far as its end can be seen.
+/// What was noticed. It is reported until it is over, as far as its end can be seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Alarms {
     /// A database of the source other than 0 has keys, which do not move.

@@ -9,7 +9,7 @@
 //! removed. Nobody can have written to either copy in between, so what the target has is that state, or what
 //! clients have made of it since: it is written only if it is absent, and the source's copy is removed. Where
 //! neither a crash nor a failed attempt can have left it, somebody has written to a key that was not home:
-//! then both stay. Why nothing is lost by that is told in `docs/design/front.md`.
+//! then both stay. Why nothing is lost by that is shown in `docs/design/front.md`.
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Error, Result};

@@ -2,8 +2,8 @@
 //! the target is.
 //!
 //! Before that moment nobody may see that the source is empty already: no key moves, and none is read there.
-//! So what is at the source cannot be told from what waits to be moved. `docs/design/front.md` tells the
-//! rest.
+//! So what is at the source cannot be distinguished from what waits to be moved. `docs/design/front.md`
+//! explains the rest.
 //!
 //! A front that dies in between leaves a file, and a [marker](marker) at the target that vanishes with all
 //! other keys at that moment. Where both are there, the next one goes on with it before it serves.

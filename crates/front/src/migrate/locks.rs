@@ -36,7 +36,7 @@ pub enum Moved {
     Refused(Arc<str>),
 }
 
-/// Where the background is told what came of the moves that it wants, each with its key.
+/// Where the background is notified of what came of the moves that it wants, each with its key.
 pub type MovedSender = mpsc::UnboundedSender<(Bytes, Moved)>;
 
 /// Who waits for a move.
@@ -51,8 +51,8 @@ impl Waiter {
     fn notify(self, key: &Bytes, moved: &Moved) {
         // Who has lost patience is gone.
         let _ = match self {
-            Waiter::Command(tell) => tell.send(moved.clone()).is_ok(),
-            Waiter::Background(tell) => tell.send((key.clone(), moved.clone())).is_ok(),
+            Waiter::Command(sender) => sender.send(moved.clone()).is_ok(),
+            Waiter::Background(sender) => sender.send((key.clone(), moved.clone())).is_ok(),
         };
     }
 }
@@ -88,7 +88,7 @@ enum Stage {
     Moving,
     /// It is copied, and readers may hold it.
     Copying,
-    /// It has been copied. The last reader tells the mover that it has gone.
+    /// It has been copied. The last reader notifies the mover that it has gone.
     Emptying(oneshot::Sender<()>),
 }
 
@@ -165,19 +165,19 @@ impl Locks {
         Some(Shared { visit, key: key.clone() })
     }
 
-    /// Wants a key moved, and returns where it will be told what came of it. Many can want the same move.
+    /// Wants a key moved, and returns where what came of it is reported. Many can want the same move.
     pub fn want(&self, key: &Bytes) -> oneshot::Receiver<Moved> {
-        let (tell, told) = oneshot::channel();
-        if self.is_begun_by(key, Waiter::Command(tell)) {
+        let (sender, receiver) = oneshot::channel();
+        if self.is_begun_by(key, Waiter::Command(sender)) {
             self.begin(key);
         }
-        told
+        receiver
     }
 
     /// Wants a key moved, for the background. True where nobody holds it and nobody wanted it before: then
     /// the caller is its mover.
-    pub fn take(&self, key: &Bytes, told: &MovedSender) -> bool {
-        self.is_begun_by(key, Waiter::Background(told.clone()))
+    pub fn take(&self, key: &Bytes, sender: &MovedSender) -> bool {
+        self.is_begun_by(key, Waiter::Background(sender.clone()))
     }
 
     /// Adds to those who want a key moved; true where its move begins with this.
@@ -220,16 +220,16 @@ impl Locks {
                 lock.stage = Stage::Moving;
                 return;
             }
-            let (tell, told) = oneshot::channel();
-            lock.stage = Stage::Emptying(tell);
-            told
+            let (sender, receiver) = oneshot::channel();
+            lock.stage = Stage::Emptying(sender);
+            receiver
         };
         // The sender is in the lock, which stays for as long as the move.
         let _ = emptied.await;
     }
 
-    /// Ends the move of a key, which no reader holds: lets go of it, and tells those who wait. What they will
-    /// look at must have been changed before.
+    /// Ends the move of a key, which no reader holds: lets go of it, and notifies those who wait. What they
+    /// will look at must have been changed before.
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
@@ -277,10 +277,10 @@ impl Drop for Shared {
                 lock.stage = Stage::Moving;
                 locks.begin(&self.key);
             }
-            Stage::Emptying(tell) => {
+            Stage::Emptying(sender) => {
                 lock.stage = Stage::Moving;
                 // A mover that has ended with the front does not listen.
-                let _ = tell.send(());
+                let _ = sender.send(());
             }
             other => lock.stage = other,
         }
@@ -303,7 +303,7 @@ mod tests {
         let (locks, mut begun) = locks();
         let readers = [locks.try_share(&K).expect("free"), locks.try_share(&K).expect("shared")];
         assert!(!readers[0].is_wanted());
-        let mut told = locks.want(&K);
+        let mut outcome = locks.want(&K);
         assert!(readers[0].is_wanted());
         assert!(locks.try_share(&K).is_none(), "a reader came before a move that waits");
         assert!(begun.try_recv().is_err(), "it began while the key was read");
@@ -313,49 +313,49 @@ mod tests {
         drop(second);
         assert_eq!(begun.try_recv().expect("it begins"), K);
         assert!(locks.try_share(&K).is_none(), "the key was read while it moved");
-        assert!(told.try_recv().is_err());
+        assert!(outcome.try_recv().is_err());
         locks.finish(&K, &Moved::Arrived);
-        assert_eq!(told.try_recv().expect("told"), Moved::Arrived);
+        assert_eq!(outcome.try_recv().expect("reported"), Moved::Arrived);
         assert!(locks.try_share(&K).is_some());
     }
 
     #[test]
     fn a_key_is_moved_once_for_all_who_want_it() {
         let (locks, mut begun) = locks();
-        let mut told: Vec<_> = (0..3).map(|_| locks.want(&K)).collect();
-        drop(told.pop());
+        let mut outcomes: Vec<_> = (0..3).map(|_| locks.want(&K)).collect();
+        drop(outcomes.pop());
         assert_eq!(begun.try_recv().expect("it begins"), K);
         assert!(begun.try_recv().is_err(), "it began twice");
         let refused = Moved::Refused("no room".into());
         locks.finish(&K, &refused);
-        assert!(told.iter_mut().all(|told| told.try_recv() == Ok(refused.clone())));
-        let _told = locks.want(&K);
+        assert!(outcomes.iter_mut().all(|outcome| outcome.try_recv() == Ok(refused.clone())));
+        let _outcome = locks.want(&K);
         assert_eq!(begun.try_recv().expect("it can be wanted again"), K);
     }
 
     #[test]
     fn the_background_moves_what_it_takes_and_hears_of_all_that_it_wants() {
         let (locks, mut begun) = locks();
-        let (tell, mut told) = mpsc::unbounded_channel();
-        assert!(locks.take(&K, &tell), "nobody held it");
-        assert!(locks.try_share(&K).is_none() && !locks.take(&K, &tell), "it was taken twice");
+        let (sender, mut outcomes) = mpsc::unbounded_channel();
+        assert!(locks.take(&K, &sender), "nobody held it");
+        assert!(locks.try_share(&K).is_none() && !locks.take(&K, &sender), "it was taken twice");
         let mut client = locks.want(&K);
         assert!(begun.try_recv().is_err(), "it has a mover");
         locks.finish(&K, &Moved::Arrived);
-        assert_eq!(client.try_recv().expect("told"), Moved::Arrived);
-        assert!((0..2).all(|_| told.try_recv() == Ok((K, Moved::Arrived))), "it was not told each time");
+        assert_eq!(client.try_recv().expect("reported"), Moved::Arrived);
+        assert!((0..2).all(|_| outcomes.try_recv() == Ok((K, Moved::Arrived))), "not notified each time");
         let reader = locks.try_share(&K).expect("free");
-        assert!(!locks.take(&K, &tell), "it was taken from a reader");
+        assert!(!locks.take(&K, &sender), "it was taken from a reader");
         drop(reader);
         assert_eq!(begun.try_recv().expect("it begins after the reader"), K);
         locks.finish(&K, &Moved::Earlier);
-        assert_eq!(told.try_recv(), Ok((K, Moved::Earlier)));
+        assert_eq!(outcomes.try_recv(), Ok((K, Moved::Earlier)));
     }
 
     #[tokio::test]
     async fn readers_come_and_go_while_a_key_is_copied_and_are_out_before_it_is_removed() {
         let (locks, mut begun) = locks();
-        let mut told = locks.want(&K);
+        let mut outcome = locks.want(&K);
         assert_eq!(begun.try_recv().expect("it begins"), K);
         locks.let_in(&K);
         drop(locks.try_share(&K).expect("it is only copied"));
@@ -379,7 +379,7 @@ mod tests {
         locks.shut_out(&K).await;
         assert!(begun.try_recv().is_err(), "it began twice");
         locks.finish(&K, &Moved::Arrived);
-        assert_eq!(told.try_recv().expect("told"), Moved::Arrived);
+        assert_eq!(outcome.try_recv().expect("reported"), Moved::Arrived);
         assert!(locks.parts.iter().all(|part| part.lock().is_empty()));
     }
 
@@ -400,7 +400,7 @@ mod tests {
     fn nothing_is_left_of_locks_that_are_free() {
         let (locks, mut begun) = locks();
         drop(locks.try_share(&K));
-        let _told = locks.want(&K);
+        let _outcome = locks.want(&K);
         assert!(locks.try_share(&K).is_none());
         locks.finish(&begun.try_recv().expect("it begins"), &Moved::Arrived);
         assert!(locks.parts.iter().all(|part| part.lock().is_empty()));

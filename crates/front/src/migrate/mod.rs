@@ -1,7 +1,7 @@
 //! Keys on their way from one server to another, while clients use them: what is known of each, what waits
 //! for it, and what moves it.
 //!
-//! `docs/design/front.md` tells why no answer is wrong meanwhile.
+//! `docs/design/front.md` shows why no answer is wrong meanwhile.
 
 pub(crate) mod alarms;
 pub mod arrived;

@@ -32,7 +32,7 @@ struct Present {
     resting: Mutex<Vec<SocketAddr>>,
 }
 
-/// What tells the sessions of a stage what to do.
+/// The orders that the sessions of a stage are sent.
 #[derive(Debug, Default, Clone)]
 struct Signals {
     /// Come to rest.
@@ -150,7 +150,7 @@ impl Stages {
 
     /// Those that are held go on: with `migration`, or without one.
     pub(crate) fn open(&self, migration: Option<Arc<MigrationState>>) {
-        // Under the mutex first: a client that is told finds it.
+        // Under the mutex first: a client that is notified finds it.
         self.go_on(migration).signals.over.cancel();
     }
 

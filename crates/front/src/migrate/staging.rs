@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use whimbrel_flow::large::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
-/// How the part of the names of staging keys begins that tells whose they are. The number of the turn
+/// How the part of the names of staging keys begins that shows whose they are. The number of the turn
 /// follows.
 pub(crate) const JOB: &str = "front";
 

@@ -1,6 +1,6 @@
 //! What all sessions share while keys move: which keys have moved, the moves themselves, and what is counted.
 //!
-//! `docs/design/front.md` tells why this is exact.
+//! `docs/design/front.md` shows why this is exact.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -74,11 +74,11 @@ pub(crate) enum Ready {
     Never,
 }
 
-/// Keys that the background wants moved, and where it is told what came of them.
+/// Keys that the background wants moved, and where it is notified of what came of them.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) keys: Vec<Bytes>,
-    pub(crate) told: MovedSender,
+    pub(crate) sender: MovedSender,
 }
 
 /// What the workers take.
@@ -282,16 +282,16 @@ impl MigrationState {
     /// Moves keys, unless they are home.
     ///
     /// # Errors
-    /// What to tell the client: they cannot be moved, or not within the limit.
+    /// What the client is sent: they cannot be moved, or not within the limit.
     pub(crate) async fn pull(self: Arc<MigrationState>, keys: Vec<Bytes>) -> std::result::Result<(), String> {
         let pulling = async {
             for keys in keys.chunks(KEYS_AT_ONCE) {
                 let unknown = keys.iter().filter(|key| !self.is_known(key));
                 let wanted: Vec<_> =
                     unknown.map(|key| (self.may_have_arrived(key), self.locks.want(key))).collect();
-                for (is_in_filter, told) in wanted {
+                for (is_in_filter, outcome) in wanted {
                     let counter = if is_in_filter { &self.tally.filter_wrong } else { &self.tally.filter_no };
-                    match told.await {
+                    match outcome.await {
                         Ok(Moved::Arrived) if self.is_rebuilding() => {}
                         Ok(Moved::Arrived) => {
                             counter.fetch_add(1, Ordering::Relaxed);
@@ -317,7 +317,7 @@ impl MigrationState {
     /// The keys among the words of a command, by the target's own understanding.
     ///
     /// # Errors
-    /// What to tell the client, as an error reply has it after its sign.
+    /// What the client is sent, as an error reply has it after its sign.
     pub(crate) async fn keys_of(&self, words: &[Bytes]) -> std::result::Result<Vec<Bytes>, String> {
         ask_keys(&self.asking, self.open_target(), words, self.wait).await
     }

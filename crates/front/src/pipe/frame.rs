@@ -14,7 +14,7 @@ pub(crate) fn as_array<W: AsRef<[u8]>>(words: &[W]) -> Vec<u8> {
     bytes.into()
 }
 
-/// Adds a request of these words, and tells where each of them is in `bytes`.
+/// Adds a request of these words, and reports where each of them is in `bytes`.
 pub(crate) fn push_array<W: AsRef<[u8]>>(
     bytes: &mut BytesMut,
     words: &[W],

@@ -33,7 +33,7 @@ impl Replies {
         Replies { bytes: BytesMut::new(), ends: Ends::Sought(Boundary::default()) }
     }
 
-    /// Replies whose ends are told.
+    /// Replies whose ends are reported.
     pub(crate) fn parsed() -> Replies {
         Replies { bytes: BytesMut::new(), ends: Ends::Reported { frames: VecDeque::new(), is_inside: false } }
     }

@@ -60,7 +60,7 @@ impl Requests {
         self.bytes.len() < self.bytes_max
     }
 
-    /// Tells of `len` bytes that are [added](Requests::add) next: a request, a part of one, or its rest.
+    /// Notes `len` bytes that are [added](Requests::add) next: a request, a part of one, or its rest.
     /// `words` are those whose beginning is among them, from the start of these bytes.
     pub(crate) fn mark(&mut self, len: usize, words: &[Range<usize>], words_left: u64, whole: bool) {
         let Some(heads) = &mut self.heads else { return };

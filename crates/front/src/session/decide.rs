@@ -207,7 +207,7 @@ impl Session {
             let error = refusal(name, why);
             return self.refuse(moving, extent, error);
         }
-        // After a turn that is the target's alone: cursors of the source have no mark that tells of which
+        // After a turn that is the target's alone: cursors of the source have no mark that shows of which
         // turn they are.
         let is_iteration = migration.reversals > 0 && elements::iterates(name);
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
@@ -269,7 +269,7 @@ impl Session {
                         return self.refuse(moving, extent, error);
                     }
                     Note::Reset => Due::Special(Box::new(Special::Reset)),
-                    // To a client that the target alone serves, the source will not be told anything any
+                    // For a client that the target alone serves, the source will not be sent anything any
                     // more.
                     _ => Due::Reply,
                 };

@@ -125,7 +125,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         // The next stage need not wait for a client that takes its time with what follows.
         (self.way, self.connecting, self.parked) = (None, None, None);
         (self.idle_handle, self.waiting, self.call) = (None, None, None);
-        // With TLS the end has to be told, or it looks like a cut.
+        // With TLS the end has to be announced, or it looks like a cut.
         let _ = timeout(FAREWELL, self.client.shutdown()).await;
         if self.was_answered && self.session.may_send() {
             // A connection that is closed over what was not read is reset, and the last answers may be lost.

@@ -36,7 +36,7 @@ pub(super) enum Link {
     /// There is no connection yet.
     Connecting,
     Up(Box<Wire>),
-    /// It has ended, or could not be reached; the client has been told.
+    /// It has ended, or could not be reached; the client has been notified.
     Lost,
 }
 

@@ -178,7 +178,7 @@ impl Noted<'_> {
             _ => return None,
         }
         if matches!(self.mode, Mode::Moving(_)) {
-            // The other server has to be told.
+            // The other server has to be notified.
             self.actions.push_back(Action::ForgetParked);
         }
         None

@@ -41,7 +41,7 @@ pub(super) const DUE_MAX: usize = 8 << 10;
 /// A request longer than this is passed on while it arrives.
 pub(super) const WHOLE_BYTES_MAX: usize = 32 << 10;
 
-/// How long nothing may move once the client will send no more, or is told to leave.
+/// How long nothing may move once the client will send no more, or has to leave.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long a front that ends waits for a request that may be on its way to it, and how long it takes those
@@ -259,7 +259,7 @@ impl Session {
         self.life == Life::Open && self.inbox.len() < max
     }
 
-    /// The server is told that nothing more will be sent.
+    /// The server is notified that nothing more will be sent.
     pub(super) fn is_shut(&self) -> bool {
         matches!(self.life, Life::Leaving { client_closed: true, .. })
     }
@@ -384,7 +384,7 @@ impl Session {
         }
     }
 
-    /// Tells of `len` bytes that are passed on next: the present request, a part of it, or its rest.
+    /// Notes `len` bytes that are passed on next: the present request, a part of it, or its rest.
     pub(super) fn mark(&mut self, len: usize, whole: bool) {
         if let Link::Up(wire) = &mut self.link {
             wire.to.mark(len, self.requests.args(), self.requests.args_left(), whole);

@@ -419,7 +419,7 @@ fn migration() -> (Arc<MigrationState>, Moves) {
 
 /// What the session wants done.
 fn actions(session: &mut Session) -> Vec<String> {
-    let told = |action| match action {
+    let described = |action| match action {
         Action::SwitchSide { side, parks, .. } => format!("turn to {side:?}, parks: {parks}"),
         Action::ForgetParked => "forget".to_owned(),
         Action::Share => "share".to_owned(),
@@ -429,7 +429,7 @@ fn actions(session: &mut Session) -> Vec<String> {
         }
         Action::Wait(_) => "wait".to_owned(),
     };
-    session.actions.drain(..).map(told).collect()
+    session.actions.drain(..).map(described).collect()
 }
 
 #[test]
@@ -484,14 +484,14 @@ fn keys_that_arrive_before_a_reader_holds_them_are_not_read_at_the_source() {
     drop(migration.lock_for_read(&keys).expect("both are at the source"));
     // The reader has asked; now one of its keys is moved, to the end.
     assert!(migration.may_forward(&keys));
-    let (told, _moved) = mpsc::unbounded_channel();
-    assert!(migration.locks.take(&keys[1], &told), "nobody holds it");
+    let (sender, _outcomes) = mpsc::unbounded_channel();
+    assert!(migration.locks.take(&keys[1], &sender), "nobody holds it");
     migration.note_arrival(&keys[1]);
     assert!(migration.lock_for_read(&keys).is_none(), "it is held while it moves");
     migration.locks.finish(&keys[1], &Moved::Arrived);
     assert!(migration.lock_for_read(&keys).is_none(), "it has arrived");
     assert!(migration.lock_for_read(&keys[..1]).is_some(), "a reader that got nothing held the other key");
-    assert!(migration.locks.take(&keys[0], &told), "a reader that is gone holds it");
+    assert!(migration.locks.take(&keys[0], &sender), "a reader that is gone holds it");
 }
 
 #[test]

@@ -196,8 +196,8 @@ impl ReplyReader {
 mod tests {
     use super::*;
 
-    /// What another server would be told, without lengths.
-    fn told(identity: &Identity) -> Vec<String> {
+    /// What another server would be sent, without lengths.
+    fn introduced(identity: &Identity) -> Vec<String> {
         let words = |saying: &Vec<u8>| {
             let text = String::from_utf8_lossy(saying).into_owned();
             text.split("\r\n").skip(2).step_by(2).collect::<Vec<_>>().join(" ")
@@ -216,17 +216,17 @@ mod tests {
         note_words(&mut identity, Trait::Login, "AUTH adm one");
         note_words(&mut identity, Trait::Name, "CLIENT SETNAME n");
         note_words(&mut identity, Trait::Hello, "HELLO 3 AUTH bob two");
-        assert_eq!(told(&identity), ["AUTH bob two", "HELLO 3", "CLIENT SETNAME n"]);
+        assert_eq!(introduced(&identity), ["AUTH bob two", "HELLO 3", "CLIENT SETNAME n"]);
         // Neither names a user, and the last does not even name a protocol.
         note_words(&mut identity, Trait::Hello, "HELLO 2 SETNAME x");
-        assert_eq!(told(&identity), ["AUTH bob two", "HELLO 2", "CLIENT SETNAME x"]);
+        assert_eq!(introduced(&identity), ["AUTH bob two", "HELLO 2", "CLIENT SETNAME x"]);
         note_words(&mut identity, Trait::Hello, "hello 3");
         note_words(&mut identity, Trait::Hello, "HELLO");
-        assert_eq!((told(&identity).len(), identity.null()), (3, b"_\r\n".as_slice()));
+        assert_eq!((introduced(&identity).len(), identity.null()), (3, b"_\r\n".as_slice()));
         note_words(&mut identity, Trait::Login, "AUTH word");
-        assert_eq!(told(&identity)[0], "AUTH word");
+        assert_eq!(introduced(&identity)[0], "AUTH word");
         assert!(!format!("{identity:?}").contains("word"));
         identity.forget();
-        assert_eq!((told(&identity).len(), identity.null()), (0, b"$-1\r\n".as_slice()));
+        assert_eq!((introduced(&identity).len(), identity.null()), (0, b"$-1\r\n".as_slice()));
     }
 }

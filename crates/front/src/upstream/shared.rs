@@ -71,7 +71,7 @@ const STALL: Duration = Duration::from_secs(1);
 /// A connection from which nothing has come for so long, though something is due, gets no further clients.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
-/// After a stall it takes so many times as long until there may be one that is as long.
+/// After a stall it takes this many times as long until there may be one that is as long.
 const RECOVERY: u32 = 10;
 
 /// Users and protocols that share among themselves. Clients of further ones use their own connections.
@@ -124,7 +124,7 @@ struct Queue {
     asking: Vec<(Arc<ReplySink>, usize)>,
     /// The task that waits for more.
     task: Option<Waker>,
-    /// Clients that wait for room, once each, and how often they have been told.
+    /// Clients that wait for room, once each, and how often they have been notified.
     waiters: Vec<Waker>,
     round: u64,
     /// The server takes requests.
@@ -143,7 +143,7 @@ impl Queue {
         !self.is_closed && self.silent_since.is_none_or(|since| since.elapsed() < SILENCE_MAX)
     }
 
-    /// Those who are to be told that there may be room.
+    /// Those who are to be notified that there may be room.
     fn wake_up(&mut self) -> Vec<Waker> {
         if !self.waiters.is_empty() {
             self.round += 1;
@@ -496,7 +496,7 @@ impl Patience {
     }
 }
 
-/// However it ends, those who wait are told.
+/// However it ends, those who wait are notified.
 impl Drop for Task {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue);

@@ -292,13 +292,13 @@ fn many_requests_to_a_node_that_cannot_be_reached_are_answered() {
     // They are tried for a while, so some may be carried out.
     cluster.nodes()[2].restart().expect("it runs again");
     for _ in 0..many {
-        let told = client.line();
-        assert!(told == "+OK\r\n" || told.starts_with("-CLUSTERDOWN"), "{told}");
+        let reply = client.line();
+        assert!(reply == "+OK\r\n" || reply.starts_with("-CLUSTERDOWN"), "{reply}");
     }
     client.expect(b"$1\r\nv\r\n");
 }
 
-/// It listens to nobody then, and is told so once.
+/// It listens to nobody then, and is notified once.
 #[test]
 fn who_cannot_listen_is_told_so() {
     let _alone = alone();
@@ -316,8 +316,8 @@ fn who_cannot_listen_is_told_so() {
     client.ask(&["GET", &key], "$1\r\nv\r\n");
     // With the older protocol nobody can say which answer is whose: it ends.
     older.send(&command(&["SSUBSCRIBE", &dead]));
-    let told = String::from_utf8(older.rest()).expect("text");
-    assert!(told.starts_with("-CLUSTERDOWN") && told.lines().count() == 1, "{told}");
+    let reply = String::from_utf8(older.rest()).expect("text");
+    assert!(reply.starts_with("-CLUSTERDOWN") && reply.lines().count() == 1, "{reply}");
 }
 
 /// Slots go to and fro while clients count: each number is counted once, and nobody hears of it.
@@ -536,7 +536,7 @@ fn a_slot_is_not_done_while_keys_of_it_stay_and_is_watched_afterwards() {
     // A slot that is done is believed to be, and looked at all the same.
     client.ask(&["APPEND", "a", "!"], ":2\r\n");
     at("a").call(&["SET", "a", "other"]);
-    wait_until("it is told", || {
+    wait_until("it is reported", || {
         move_status(&between)["trouble"]
             .as_str()
             .is_some_and(|text| text.contains("1 keys are at the source again"))

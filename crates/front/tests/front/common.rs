@@ -45,7 +45,7 @@ impl Served {
     #[track_caller]
     pub fn with(source: &Endpoint, clients_max: usize, share_connections: usize) -> Served {
         let stop = CancellationToken::new();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let (source, until) = (source.clone(), stop.clone());
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -53,11 +53,11 @@ impl Served {
                 let listen = SocketAddr::from(([127, 0, 0, 1], 0));
                 let options = FrontOptions { share_connections, ..FrontOptions::new(listen, clients_max) };
                 let front = Front::bind(options, source).await.expect("a front");
-                tell.send(front.address().expect("an address")).expect("the test waits for it");
+                sender.send(front.address().expect("an address")).expect("the test waits for it");
                 front.serve(until).await;
             });
         });
-        let address = told.recv_timeout(PATIENCE).expect("the front listens");
+        let address = receiver.recv_timeout(PATIENCE).expect("the front listens");
         Served { address, stop, thread: Some(thread) }
     }
 
@@ -379,7 +379,7 @@ pub fn command(words: &[&str]) -> Vec<u8> {
 
 /// Resident memory of this process, the front included.
 pub fn resident_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux tells");
+    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux reports it");
     let pages: u64 = text.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number of pages");
     pages * 4096
 }

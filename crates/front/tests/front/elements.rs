@@ -72,7 +72,7 @@ fn an_iteration_misses_nothing_when_its_key_moves() {
         assert_ne!(cursor, "0");
         client.ask(&["EXPIRE", "k", "10000"], ":1\r\n");
         assert_eq!(source.call(&["EXISTS", "k"]), redis::Value::Int(0));
-        // A transaction hands out cursors without a mark, and cannot tell whose one is.
+        // A transaction hands out cursors without a mark, and does not know whose one is.
         client.ask(&["MULTI"], "+OK\r\n");
         client.send(&command(&[scan, "k", &cursor]));
         assert!(client.line().contains("an iteration cannot go on in a transaction"));

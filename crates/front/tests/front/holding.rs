@@ -21,7 +21,7 @@ fn process(server: &Server) -> String {
     let Value::BulkString(text) = server.call(&["INFO", "server"]) else { panic!("no text") };
     let text = String::from_utf8_lossy(&text).into_owned();
     let line = text.lines().find_map(|line| line.strip_prefix("run_id:"));
-    line.expect("it tells").trim().to_owned()
+    line.expect("it reports it").trim().to_owned()
 }
 
 fn order(from: &Server, to: &Server, limit_ms: u64) -> HoldOrder {
@@ -95,7 +95,7 @@ fn those_that_are_held_go_on_at_the_target() {
     // That was it.
     let refused = refusal(&between, FrontOrder::Switch(held.hold));
     assert!(refused.contains("not held any more"), "{refused}");
-    assert_eq!(between.order(FrontOrder::Release).expect("told").at, FrontSide::Target);
+    assert_eq!(between.order(FrontOrder::Release).expect("reported").at, FrontSide::Target);
     client.ask(&["INCR", "k"], ":3\r\n");
 }
 

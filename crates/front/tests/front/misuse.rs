@@ -190,7 +190,7 @@ fn a_key_that_somebody_puts_back_is_told_and_not_taken_for_the_key() {
     client.ask(&["SET", "k", "new"], "+OK\r\n");
     source.call(&["SET", "k", "other"]);
     between.resume();
-    wait_until("it is told", || {
+    wait_until("it is reported", || {
         trouble(&between).contains("1 keys are at the source again although they had moved")
     });
     assert_eq!(phase(&between), Phase::Moving);
@@ -215,7 +215,7 @@ fn it_is_not_done_while_a_key_is_on_its_way() {
     // In a database that does not move, so that the background goes on.
     in_database(&source, 1, &["SET", "k", "v"]).expect("set");
     between.resume();
-    wait_until("it is told", || trouble(&between).contains("database 1"));
+    wait_until("it is reported", || trouble(&between).contains("database 1"));
     wait_until("the key has moved", || source.call(&["DBSIZE"]) == Value::Int(0));
     target.suspend().expect("suspended");
     // As if the background had missed it until now, and it expired on its way.
@@ -250,7 +250,7 @@ fn a_source_that_forgets_what_was_removed_is_noticed() {
     source.restart().expect("it runs again");
     assert_eq!(source.call(&["EXISTS", "k0", "k1"]), Value::Int(2), "it has forgotten");
     between.resume();
-    wait_until("it is told", || {
+    wait_until("it is reported", || {
         let text = trouble(&between);
         text.contains("the source was started again") && text.contains("2 keys are at the source again")
     });

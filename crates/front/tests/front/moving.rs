@@ -65,7 +65,7 @@ fn what_cannot_be_exact_is_refused_and_says_why() {
     client.ask(&["EXISTS", "k"], ":0\r\n");
 }
 
-/// Some releases of Redis 8.0 and later say of these commands that their table does not tell all keys.
+/// Some releases of Redis 8.0 and later say of these commands that their table does not list all keys.
 fn streams_are_read_wherever_the_servers_tell_their_keys(engine: Engine) {
     let _alone = alone();
     let start = |engine| Server::builder(engine).start().expect("a server");
@@ -219,7 +219,7 @@ fn clients_that_rest_stay_and_others_leave_when_it_begins() {
     }
     idle.ask(&["APPEND", "k", "!"], ":2\r\n");
     named.ask(&["CLIENT", "GETNAME"], "$2\r\nme\r\n");
-    // The source is told the same, as soon as it is asked again. Not always by the first read: the connection
+    // The source is sent the same, as soon as it is asked again. Not always by the first read: the connection
     // of before may look as if it were there still, and then the key is moved, and known from then on.
     let mut keys = 0..;
     wait_until("the source knows the name", || {

@@ -74,7 +74,7 @@ fn a_client_that_has_listened_is_served_as_all_are_and_ended_before_data_may_mov
     ours.ask(&["SET", "k", "v"], "+OK\r\n");
     // Another member has the slot: it finds that out when it connects again.
     theirs.send(&command(&["SET", "k", "w"]));
-    assert!(theirs.rest().is_empty(), "it is told in no way that it could not follow");
+    assert!(theirs.rest().is_empty(), "it is sent nothing that it could not follow");
     let mut theirs = members[1].client();
     // One that does nothing but listen.
     let mut listens = members[0].client();

@@ -99,7 +99,7 @@ pub fn are_answered_alike(lines: &str, mut one: Client, mut other: Client) {
         let request = command(&line.split(' ').collect::<Vec<_>>());
         one.send(&request);
         other.send(&request);
-        // What HELLO tells has the number of the connection in it.
+        // What HELLO reports has the number of the connection in it.
         let (expected, found) = (one.reply(), other.reply());
         assert!(found == expected || line.starts_with("HELLO"), "{line}: {expected:?}, {found:?}");
     }
@@ -334,7 +334,7 @@ fn a_server_that_does_not_read_stops_clients() {
     }
 }
 
-/// Clients add to counters, each to one of its own, until told to stop; those who are cut off come again.
+/// Clients add to counters, each to one of its own, until `stop` is set; those who are cut off come again.
 /// Returns for each how often that was acknowledged, and how often nobody knows.
 pub fn count(connect: impl Fn() -> Client + Sync, clients: usize, stop: &AtomicBool) -> Vec<(u64, u64)> {
     thread::scope(|scope| {

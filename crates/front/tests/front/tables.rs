@@ -1,4 +1,4 @@
-//! The servers' own tables tell where keys are.
+//! The servers' own tables show where keys are.
 
 use std::sync::Arc;
 

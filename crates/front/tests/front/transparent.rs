@@ -70,7 +70,7 @@ fn dialogue() -> Vec<u8> {
     bytes
 }
 
-/// The replies to the dialogue, but for what `HELLO` tells of the connection: its number.
+/// The replies to the dialogue, but for what `HELLO` reports of the connection: its number.
 fn replies(to: SocketAddr, random: &mut Random, step_max: usize) -> String {
     let mut client = Client::to(to);
     let mut reader = Client(client.0.try_clone().expect("a second handle"));
@@ -319,9 +319,9 @@ fn a_server_that_goes_and_comes_back() {
     assert_eq!(before.rest(), b"", "the connection ends, as it would without a front");
     let mut during = served.client();
     during.send(&command(&["PING"]));
-    let told = String::from_utf8_lossy(&during.rest()).into_owned();
-    assert!(told.starts_with("-ERR whimbrel front: source"), "{told}");
-    assert!(told.ends_with("\r\n") && told.matches("\r\n").count() == 1, "one line: {told}");
+    let reply = String::from_utf8_lossy(&during.rest()).into_owned();
+    assert!(reply.starts_with("-ERR whimbrel front: source"), "{reply}");
+    assert!(reply.ends_with("\r\n") && reply.matches("\r\n").count() == 1, "one line: {reply}");
     source.restart().expect("started again");
     served.client().ask(&["ECHO", "y"], "$1\r\ny\r\n");
 }

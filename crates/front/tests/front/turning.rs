@@ -179,8 +179,8 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
         sent
     });
     wait_until_done(&between);
-    let told = format!("{answered}\r\n");
-    assert_eq!(between.client().asks(&["GET", "n"]), told);
+    let expected = format!("{answered}\r\n");
+    assert_eq!(between.client().asks(&["GET", "n"]), expected);
     assert_eq!((count(&source), count(&target)), (0, 501));
 }
 

@@ -26,10 +26,10 @@ const SIZES_AT_ONCE: usize = 256;
 pub struct Load {
     /// How many keys, the fence not among them.
     pub keys: u64,
-    /// The memory that they take, in bytes; 0 where the server does not tell. Large keys are estimated from
-    /// some of their elements.
+    /// The memory that they take, in bytes; 0 where the server does not report it. Large keys are estimated
+    /// from some of their elements.
     pub bytes: u64,
-    /// The memory that the largest one takes, in bytes; 0 where the server does not tell.
+    /// The memory that the largest one takes, in bytes; 0 where the server does not report it.
     pub largest_bytes: u64,
 }
 

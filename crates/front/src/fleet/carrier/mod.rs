@@ -4,7 +4,7 @@
 //! and clients write to it at either side. So each command that changes keys is part of a script that looks
 //! at the *fence* first: a key of the slot, with the token of the attempt that may change it. Who begins a
 //! later attempt has taken the fence at both sides before it does anything else, and from then on what is
-//! left of earlier ones does nothing. `docs/design/fleet.md` tells why that is enough.
+//! left of earlier ones does nothing. `docs/design/fleet.md` shows why that is enough.
 //!
 //! **Bounds.** Names: 64 MiB at either side. Payloads: a group that is read, while one is written, of about 1
 //! MiB each or of one key, of at most 128 MiB.

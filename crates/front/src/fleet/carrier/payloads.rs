@@ -24,7 +24,7 @@ const DUMP_BYTES_MAX: u64 = 128 << 20;
 /// Keys whose sizes are asked for at a time.
 const SIZES_AT_ONCE: usize = 1_024;
 
-/// What a key counts as where the server does not tell its size.
+/// What a key counts as where the server does not report its size.
 const UNKNOWN_BYTES: usize = 128 << 10;
 
 /// Until when a key is there.

@@ -32,10 +32,10 @@ pub(super) struct Pass {
     pub(super) source: Link,
     /// Keys to be handed over to the workers.
     found: Vec<Bytes>,
-    /// How many have been handed over, and not been told of.
+    /// How many have been handed over, and not been reported.
     under_way: usize,
-    tell: MovedSender,
-    told: mpsc::UnboundedReceiver<(Bytes, Moved)>,
+    sender: MovedSender,
+    outcomes: mpsc::UnboundedReceiver<(Bytes, Moved)>,
     /// Keys that cannot be moved.
     pub(super) staying: u64,
     /// Keys that are home, and have not been asked for at the source since.
@@ -50,14 +50,14 @@ pub(super) struct Pass {
 
 impl Pass {
     pub(super) fn new(migration: &Arc<MigrationState>, source: Link) -> Pass {
-        let (tell, told) = mpsc::unbounded_channel();
+        let (sender, outcomes) = mpsc::unbounded_channel();
         Pass {
             migration: migration.clone(),
             source,
             found: Vec::new(),
             under_way: 0,
-            tell,
-            told,
+            sender,
+            outcomes,
             staying: 0,
             home: Vec::new(),
             returned: 0,
@@ -94,7 +94,7 @@ impl Pass {
     /// Hands over to the workers what has been found. Waits until they have time for it.
     async fn hand_over(&mut self) -> Result<()> {
         self.migration.resumed().await;
-        while let Ok(ended) = self.told.try_recv() {
+        while let Ok(ended) = self.outcomes.try_recv() {
             self.ended(ended);
         }
         while self.under_way > 0 && self.under_way + self.found.len() > FOUND_KEYS {
@@ -102,7 +102,7 @@ impl Pass {
         }
         let keys = std::mem::take(&mut self.found);
         self.under_way += keys.len();
-        let batch = Batch { keys, told: self.tell.clone() };
+        let batch = Batch { keys, sender: self.sender.clone() };
         let sent = self.migration.background.send(batch).await;
         sent.map_err(|_| Error::own("move keys", "the workers have ended"))
     }
@@ -120,7 +120,7 @@ impl Pass {
 
     async fn next_ended(&mut self) {
         // The pass has a sender of its own, so there is a next one.
-        if let Some(ended) = self.told.recv().await {
+        if let Some(ended) = self.outcomes.recv().await {
             self.ended(ended);
         }
     }

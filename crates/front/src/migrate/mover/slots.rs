@@ -1,7 +1,7 @@
 //! Goes over a source that is a cluster, slot by slot.
 //!
 //! A slot is done when all nodes together have no key of it, at a moment at which no slot is on the move, and
-//! no move of one of its keys is under way that could have begun before. `docs/design/front.md` tells why
+//! no move of one of its keys is under way that could have begun before. `docs/design/front.md` shows why
 //! that is for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +22,8 @@ const PAGE_KEYS: usize = 100;
 /// ever was, past all that have gone: so the more keys a slot has, the more are asked for at a time.
 const PAGE_KEYS_MAX: usize = 5_000;
 
-/// Keys that have not gone, and are remembered. Each of them is told again with every page, so they are fewer
-/// than one has room for.
+/// Keys that have not gone, and are remembered. Each of them is reported again with every page, so they are
+/// fewer than one has room for.
 const STUCK_MAX: usize = PAGE_KEYS_MAX * 2 / 5;
 
 /// Slots that are asked about at a time, fewer where their keys would be more than [`PAGE_KEYS_MAX`].
@@ -49,7 +49,7 @@ impl Pass {
             }
             self.stuck.clear();
             if !self.is_scanned && !self.move_all_of(&mut nodes, &open).await? {
-                // So many do not go that they would be most of what nodes tell. Iterations give each key
+                // So many do not go that they would be most of what nodes report. Iterations give each key
                 // once, of all groups.
                 (self.staying, self.returned, self.is_scanned) = (0, 0, true);
                 self.stuck.clear();
@@ -93,7 +93,7 @@ impl Pass {
                     }
                 }
                 self.settle().await?;
-                // A node tells the first keys of a slot: the next ones are seen when these have gone. Those
+                // A node reports the first keys of a slot: the next ones are seen when these have gone. Those
                 // that stay, or have come back, would hide them: they are at most those of the last page, and
                 // at most `STUCK_MAX`.
                 page = (page * 2).min(PAGE_KEYS_MAX);

@@ -101,7 +101,7 @@ impl Worker {
     pub(super) async fn run_background(mut self, batches: Arc<Mutex<mpsc::Receiver<Batch>>>) {
         loop {
             let batch = batches.lock().await.recv().await;
-            let Some(Batch { mut keys, told }) = batch else { return };
+            let Some(Batch { mut keys, sender }) = batch else { return };
             while !keys.is_empty() {
                 let migration = self.migration.clone();
                 migration.resumed().await;
@@ -111,7 +111,7 @@ impl Worker {
                 let limits = if is_wanted { FEW } else { MANY };
                 let rest = keys.split_off(limits.keys.min(keys.len()));
                 // Locked only now. What readers hold, or somebody wants already, is moved by others.
-                keys.retain(|key| !self.has_moved_since(key, &told) && migration.locks.take(key, &told));
+                keys.retain(|key| !self.has_moved_since(key, &sender) && migration.locks.take(key, &sender));
                 let large = self.bring_all_home(std::mem::replace(&mut keys, rest), limits).await;
                 drop(gate);
                 self.leave(large);
@@ -119,13 +119,13 @@ impl Worker {
         }
     }
 
-    /// Whether a key has moved since the background found it, which is told so. Were the source to have it
-    /// again, it would be no key to be moved: its owner may have deleted it at the target.
-    fn has_moved_since(&self, key: &Bytes, told: &MovedSender) -> bool {
+    /// Whether a key has moved since the background found it, which is notified then. Were the source to have
+    /// it again, it would be no key to be moved: its owner may have deleted it at the target.
+    fn has_moved_since(&self, key: &Bytes, sender: &MovedSender) -> bool {
         let is_known = self.migration.is_known(key);
         if is_known {
             // The pass looks whether the source has it. It may have ended.
-            let _ = told.send((key.clone(), Moved::Earlier));
+            let _ = sender.send((key.clone(), Moved::Earlier));
         }
         is_known
     }

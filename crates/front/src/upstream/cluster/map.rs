@@ -1,7 +1,7 @@
 //! Which node of a cluster has which slot.
 //!
 //! Each node that has ever been a primary has a number, which it keeps as long as there are others: cursors
-//! of `SCAN` tell by it where they go on. After a restart nodes are numbered by their addresses, so their
+//! of `SCAN` show by it where they go on. After a restart nodes are numbered by their addresses, so their
 //! numbers are the same as long as the nodes are.
 //!
 //! Several servers or clusters can be behind it, the backends of a fleet: then each has an owner of each

@@ -63,7 +63,7 @@ pub(crate) enum Role<A> {
     /// It is what the members have in common, and this front serves some of its slots. It may be a single
     /// server.
     Backend(Arc<A>),
-    /// Its primaries are the members, and the gate tells of them.
+    /// Its primaries are the members, and the gate reports them.
     Members(Arc<A>),
 }
 
@@ -103,8 +103,8 @@ impl<A: Admission> Cluster<A> {
         gate: Arc<A>,
     ) -> Result<Arc<Cluster<A>>> {
         let table = ask_table(backend).await?;
-        let told = Deployment::told(endpoint, backend.options, backend, gate.topology());
-        Ok(Arc::new(Cluster::known(told, table, Role::Members(gate))))
+        let members = Deployment::told(endpoint, backend.options, backend, gate.topology());
+        Ok(Arc::new(Cluster::known(members, table, Role::Members(gate))))
     }
 
     async fn with(deployment: Deployment, role: Role<A>) -> Result<Arc<Cluster<A>>> {
@@ -209,13 +209,13 @@ impl<A: Admission> Cluster<A> {
                     Ok(Err(error)) => {
                         tracing::warn!(%error, "the topology of the cluster cannot be asked for");
                     }
-                    Err(_) => tracing::warn!("no node tells the topology of the cluster in time"),
+                    Err(_) => tracing::warn!("no node reports the topology of the cluster in time"),
                 }
                 false
             });
         }
-        while let Some(told) = asked.join_next().await {
-            if matches!(told, Ok(true)) {
+        while let Some(refreshed) = asked.join_next().await {
+            if matches!(refreshed, Ok(true)) {
                 self.adopt_backends(what);
             }
         }
@@ -227,14 +227,14 @@ impl<A: Admission> Cluster<A> {
         *map = Arc::new(map.next(&[(FIRST, topology)]));
     }
 
-    /// Takes in what all backends have last told.
+    /// Takes in what all backends have last reported.
     fn adopt_backends(&self, what: Adopt) {
-        let told: Vec<(u32, Arc<Topology>)> =
+        let topologies: Vec<(u32, Arc<Topology>)> =
             self.backends().iter().map(|(number, deployment)| (*number, deployment.topology())).collect();
-        let told: Vec<(u32, &Topology)> =
-            told.iter().map(|(number, topology)| (*number, &**topology)).collect();
+        let topologies: Vec<(u32, &Topology)> =
+            topologies.iter().map(|(number, topology)| (*number, &**topology)).collect();
         let mut map = self.map.write();
-        let next = map.next(&told);
+        let next = map.next(&topologies);
         // Connections keep the one that they have: where nothing changes they share it.
         if what == Adopt::Always || !next.is_as(&map) {
             *map = Arc::new(next);
@@ -244,7 +244,7 @@ impl<A: Admission> Cluster<A> {
     /// The keys among the words of a command, by a node's own understanding.
     ///
     /// # Errors
-    /// What to tell the client, as an error reply has it after its sign.
+    /// What the client is sent, as an error reply has it after its sign.
     pub(super) async fn keys_of(
         self: Arc<Cluster<A>>,
         words: Vec<Bytes>,
@@ -269,7 +269,7 @@ async fn ask_table(deployment: &Deployment) -> Result<CommandTable> {
 /// Asks a server, whose connection is kept for the next question, which of the words are keys.
 ///
 /// # Errors
-/// What to tell the client, as an error reply has it after its sign.
+/// What the client is sent, as an error reply has it after its sign.
 pub(crate) async fn ask_keys(
     kept: &tokio::sync::Mutex<Option<Link>>,
     open: impl Future<Output = Result<Link>>,
@@ -292,9 +292,9 @@ pub(crate) async fn ask_keys(
     match timeout(limit, asking).await {
         Ok(Ok(Value::Array(keys))) => Ok(keys.into_iter().filter_map(Value::into_bytes).collect()),
         Ok(Ok(Value::Error(text))) => Err(String::from_utf8_lossy(&text).into_owned()),
-        Ok(Ok(_)) => Err("ERR whimbrel front: the server does not tell the keys".to_owned()),
+        Ok(Ok(_)) => Err("ERR whimbrel front: the server does not report the keys".to_owned()),
         Ok(Err(error)) => Err(format!("ERR whimbrel front: {error}")),
-        Err(_) => Err("ERR whimbrel front: the server does not tell the keys in time".to_owned()),
+        Err(_) => Err("ERR whimbrel front: the server does not report the keys in time".to_owned()),
     }
 }
 

@@ -138,7 +138,7 @@ impl<A: Admission> Conn<A> {
         if !name.eq_ignore_ascii_case(b"DBSIZE") {
             return None;
         }
-        // All members see all keys: so that the sum is right, one of them tells.
+        // All members see all keys: so that the sum is right, one of them reports it.
         match self.admit(cx, Slot::all().next()?) {
             Admitted::Open(_) => None,
             Admitted::Answer(answer) if answer.starts_with(b"-MOVED") => Some(Ok(b":0\r\n".to_vec())),
@@ -203,8 +203,8 @@ impl<A: Admission> Conn<A> {
                 Ok(true)
             }
             FleetNews::Members(news) => {
-                let Poll::Ready(told) = news.as_mut().poll(cx) else { return Ok(false) };
-                self.fleet_news = FleetNews::Members(next(told));
+                let Poll::Ready(changed) = news.as_mut().poll(cx) else { return Ok(false) };
+                self.fleet_news = FleetNews::Members(next(changed));
                 self.leave_the_lost()?;
                 Ok(true)
             }

@@ -3,7 +3,7 @@
 //! Where all slots have one backend, they go on waiting there when their slot changes its owner, and keep it
 //! from nothing: it does not matter who serves it. Where data moves between backends, nobody may wait at the
 //! one that a slot leaves, or take something out of it late. So there they keep their slot as all requests
-//! do, and are ended when it is to move: the server is told to let them go, and the client is sent here
+//! do, and are ended when it is to move: the server is asked to let them go, and the client is sent here
 //! again.
 
 use std::task::{Context, Poll};
@@ -48,8 +48,8 @@ impl<A: Admission> Conn<A> {
     pub(super) fn heed_seals(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Some(seal_notice) = &mut self.seal_notice else { return Ok(false) };
         let mut looks = false;
-        if let Poll::Ready(told) = seal_notice.told.as_mut().poll(cx) {
-            seal_notice.told = next(told);
+        if let Poll::Ready(changed) = seal_notice.seals.as_mut().poll(cx) {
+            seal_notice.seals = next(changed);
             looks = true;
         }
         if let Some(again) = &mut seal_notice.again
@@ -107,8 +107,8 @@ impl<A: Admission> Conn<A> {
         }
         // Whichever of them the server lets go, it is sent here again.
         for due in self.due.iter_mut().filter(|due| nodes.contains(&due.at)) {
-            if let Some(Wait::Pinned(is_told)) = &mut due.wait {
-                *is_told = true;
+            if let Some(Wait::Pinned(was_asked)) = &mut due.wait {
+                *was_asked = true;
             }
         }
         Ok(())

@@ -55,7 +55,7 @@ pub(super) enum What {
     Part,
     /// The reply of this node to `SCAN`.
     Scanned(u16),
-    /// Tells that what the client has said about channels is through.
+    /// Shows that what the client has said about channels is through.
     Marker,
     /// That of `EXEC`, after those of what was held back until then.
     Transaction(Transaction),
@@ -87,7 +87,7 @@ impl What {
 /// How a request waits.
 #[derive(Debug)]
 pub(super) enum Wait {
-    /// It keeps its slot. `true` once the server was told to let it go.
+    /// It keeps its slot. `true` once the server was asked to let it go.
     Pinned(bool),
     /// It keeps nothing; all are counted.
     Unpinned(UnpinnedWait),

@@ -66,7 +66,7 @@ impl<A: Admission> Conn<A> {
         Ok(())
     }
 
-    /// Sends `SCAN` to the node that its cursor tells of, or to the first.
+    /// Sends `SCAN` to the node that its cursor names, or to the first.
     pub(super) fn scan(&mut self, cx: &mut Context<'_>, words: &[Bytes]) -> Result<(), Ended> {
         let cursor: Option<u64> =
             words.get(1).and_then(|word| std::str::from_utf8(word).ok()).and_then(|word| word.parse().ok());

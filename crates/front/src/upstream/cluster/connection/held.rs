@@ -39,7 +39,7 @@ impl<A: Admission> Conn<A> {
                 // What is too long to be held goes to its node, with all that came before it, and is not sent
                 // again.
                 if !first.whole || *bytes + first.len > QUEUED_BYTES_MAX {
-                    // Nobody could tell there whether what was watched has changed.
+                    // Nobody could know there whether what was watched has changed.
                     return match self.watching.is_some() || self.watch_lost {
                         true => self.refuse(cx, first.len, first.whole, TOO_LONG.to_vec()).map(Some),
                         false => Ok(None),

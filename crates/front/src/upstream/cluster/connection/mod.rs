@@ -13,7 +13,7 @@
 //! are no longer than `io::OUT_BYTES_MAX`. A longer one is passed on while it arrives, and answered with an
 //! error instead.
 //!
-//! **What belongs to a connection** (user, protocol, name) is told to each node before anything else is.
+//! **What belongs to a connection** (user, protocol, name) is sent to each node before anything else is.
 //! Transactions and watches are with the
 //! node of their keys, and their keys have to be in one slot, as in any cluster.
 //!

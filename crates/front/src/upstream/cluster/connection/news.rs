@@ -32,11 +32,11 @@ impl FleetNews {
     }
 }
 
-/// Tells when slots are sealed of which something may be under way.
+/// Notifies when slots are sealed of which something may be under way.
 pub(super) struct SealNotice {
-    pub(super) told: NextNews,
-    /// Until it is looked again, whatever is told: what was let go of may have arrived at the server after
-    /// that, and a client may do nothing.
+    pub(super) seals: NextNews,
+    /// Until it is looked again, whatever is reported: what was let go of may have arrived at the server
+    /// after that, and a client may do nothing.
     pub(super) again: Option<Pin<Box<Sleep>>>,
     /// The client keeps such a slot from moving.
     pub(super) stall: Option<Stall>,
@@ -57,7 +57,7 @@ pub(super) struct Stall {
     since: Instant,
     /// When it has last done something about it.
     pub(super) moved_at: Instant,
-    /// It keeps that slot no longer once so many requests have been answered: then it may keep another one.
+    /// It keeps that slot no longer once this many requests have been answered: then it may keep another one.
     pub(super) until_answered: u64,
 }
 
@@ -104,8 +104,8 @@ mod tests {
     const PAUSE: Duration = Duration::from_millis(20);
 
     fn notice(stall: Stall, requests_left: usize, replies_left: usize) -> SealNotice {
-        let told = Box::pin(std::future::pending());
-        SealNotice { told, again: None, stall: Some(stall), answered: 0, requests_left, replies_left }
+        let seals = Box::pin(std::future::pending());
+        SealNotice { seals, again: None, stall: Some(stall), answered: 0, requests_left, replies_left }
     }
 
     /// When a client is given up that does something every so often, as far as its connection sees it.

@@ -10,7 +10,7 @@ use whimbrel_wire::boundary::Boundary;
 
 use crate::upstream::shared::Handle;
 
-/// A connection, and the id that the server gave it where that was asked for and told.
+/// A connection, and the id that the server gave it where that was asked for and answered.
 pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<(Io, Option<i64>)>> + Send>>;
 
 /// A node, and what is on its way there and back.

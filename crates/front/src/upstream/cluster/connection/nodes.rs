@@ -55,7 +55,7 @@ impl<A: Admission> Conn<A> {
                 ids.lock().push((address, id));
                 return Ok((io, Some(id)));
             }
-            let id = if asks_id { told_id(&mut io, cluster.limit()).await? } else { None };
+            let id = if asks_id { id_if_permitted(&mut io, cluster.limit()).await? } else { None };
             Ok((io, id))
         })
     }
@@ -152,15 +152,15 @@ impl<A: Admission> Conn<A> {
 ///
 /// # Errors
 /// Where the connection is lost.
-async fn told_id(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
+async fn id_if_permitted(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
     let lost = |e: io::Error| Error::own("ask for the id of a connection", e);
     let asked = async {
         io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await.map_err(lost)?;
         io.flush().await.map_err(lost)?;
         ReplyReader::default().next(io).await.map_err(lost)
     };
-    let told = timeout(limit, asked).await.map_err(|_| lost(io::ErrorKind::TimedOut.into()))?;
-    Ok(told?.as_int())
+    let reply = timeout(limit, asked).await.map_err(|_| lost(io::ErrorKind::TimedOut.into()))?;
+    Ok(reply?.as_int())
 }
 
 /// The id that a server has given a connection.
@@ -169,6 +169,6 @@ async fn client_id(io: &mut Io) -> io::Result<i64> {
     io.flush().await?;
     match ReplyReader::default().next(io).await? {
         Value::Int(id) => Ok(id),
-        _ => Err(io::Error::other("the server does not tell the id of a connection")),
+        _ => Err(io::Error::other("the server does not report the id of a connection")),
     }
 }

@@ -161,7 +161,7 @@ impl<A: Admission> Conn<A> {
             let Some(node) = self.node_at(At::Node(number)) else { return Err(Ended) };
             let io = match &mut node.state {
                 State::Up(io) => io,
-                // Nothing would ever come, and no reply that is due tells the client.
+                // Nothing would ever come, and no reply that is due notifies the client.
                 State::Failed { why, .. } if is_alone => {
                     let line = format!("-CLUSTERDOWN whimbrel front: {}\r\n", one_line(why));
                     self.to_client.add_whole(line.as_bytes());
@@ -235,7 +235,7 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Other nodes have to be told anew what the client is.
+    /// Other nodes have to be sent anew what the client is.
     pub(super) fn forget_all_but(&mut self, kept: At) {
         for (number, node) in (0..).zip(&mut self.nodes) {
             if At::Node(number) != kept && node.as_ref().is_some_and(|node| node.due == 0) {
@@ -344,8 +344,8 @@ impl<A: Admission> Conn<A> {
         self.settling = true;
         let Some(head) = self.due.front() else { return };
         let (at, is_first) = (head.at, head.tries < 3);
-        let told_by = self.node_at(at).map(|node| node.address.clone());
-        let to = told_by.and_then(|told_by| self.cluster.deployment_at(&told_by).reach(announced, &told_by));
+        let sender = self.node_at(at).map(|node| node.address.clone());
+        let to = sender.and_then(|sender| self.cluster.deployment_at(&sender).reach(announced, &sender));
         match to {
             // It may be the same one over and over again while the nodes disagree.
             Some(to) if is_first || asking => self.detour(to, asking),

@@ -31,14 +31,14 @@ pub(super) enum Multi {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Listening {
     No,
-    /// At this node, whose messages are told apart from replies by their kind.
+    /// At this node, whose messages are distinguished from replies by their kind.
     At(u16),
     /// At this node, with the older protocol: replies are not counted any more, and everything goes there.
     Alone(u16),
 }
 
 impl Listening {
-    /// The node that tells of messages.
+    /// The node that sends messages.
     pub(super) fn node(self) -> Option<u16> {
         match self {
             Listening::No => None,
@@ -47,7 +47,7 @@ impl Listening {
     }
 }
 
-/// A node is asked, or has told, which words of the first request are keys.
+/// A node is asked, or has answered, which words of the first request are keys.
 pub(super) enum Asking {
     Under(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>),
     Answered(Result<Vec<Bytes>, String>),

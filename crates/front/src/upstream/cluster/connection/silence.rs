@@ -27,7 +27,7 @@ impl<A: Admission> Conn<A> {
     /// Has the topology asked for where nothing comes of the first reply that is due. True where anything was
     /// begun.
     pub(super) fn hear_silence(&mut self, cx: &mut Context<'_>) -> bool {
-        // Members tell who has which slot without being asked. A check that goes on while nothing is due
+        // Members report who has which slot without being asked. A check that goes on while nothing is due
         // spares a timer for each request.
         if self.due.is_empty() || matches!(self.cluster.role, Role::Members(_)) {
             return false;

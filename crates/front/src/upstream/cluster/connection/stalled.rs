@@ -22,11 +22,11 @@ impl<A: Admission> Conn<A> {
     /// already, or slots are not sealed here.
     pub(super) fn notice_seals(&mut self) -> bool {
         let Some(gate) = self.gate().filter(|_| self.seal_notice.is_none()) else { return false };
-        let told = next(gate.seals());
+        let seals = next(gate.seals());
         // What has happened before is looked at once.
         let again = Some(Box::pin(sleep(PAUSE)));
         self.seal_notice =
-            Some(SealNotice { told, again, stall: None, answered: 0, requests_left: 0, replies_left: 0 });
+            Some(SealNotice { seals, again, stall: None, answered: 0, requests_left: 0, replies_left: 0 });
         true
     }
 

@@ -151,7 +151,7 @@ impl<A: Admission> Conn<A> {
         self.gate().is_some()
     }
 
-    /// Members tell who has which slot without being asked.
+    /// Members report who has which slot without being asked.
     pub(super) fn follow_members(&mut self) {
         if self.holds_back() {
             self.map = self.cluster.map();

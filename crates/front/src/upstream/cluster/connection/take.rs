@@ -60,8 +60,8 @@ impl<A: Admission> Conn<A> {
             return Ok(Step::Waits);
         }
         if let Some(Asking::Under(asking)) = &mut self.asking {
-            let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Ok(Step::Waits) };
-            self.asking = Some(Asking::Answered(told));
+            let Poll::Ready(answer) = asking.as_mut().poll(cx) else { return Ok(Step::Waits) };
+            self.asking = Some(Asking::Answered(answer));
         }
         let Some(Head { len, whole, .. }) = self.inbox.first() else { return Ok(Step::Waits) };
         if !whole && self.passing.is_none() && self.inbox.has_room() {
@@ -327,7 +327,7 @@ impl<A: Admission> Conn<A> {
             self.listening = Listening::Alone(node);
             return Ok(Step::Taken);
         }
-        // What it answers is told apart from replies by its kind, but for errors: the reply to this tells
+        // What it answers is distinguished from replies by its kind, but for errors: the reply to this shows
         // that none will come any more.
         let fence = Bytes::from(as_array(&[b"PING".to_vec()]));
         self.send(cx, node, &fence, What::Marker, None)?;
@@ -351,7 +351,7 @@ impl<A: Admission> Conn<A> {
             match self.admit(cx, slot) {
                 Admitted::Open(_guard) => may_pass = self.hold_alone(),
                 Admitted::Waits => return Ok(Step::Waits),
-                // What it is told here comes as another kind of error, which no client follows: it finds out
+                // What it is sent here comes as another kind of error, which no client follows: it finds out
                 // who serves the slot when it connects again.
                 Admitted::Answer(_) => return Err(Ended),
             }
