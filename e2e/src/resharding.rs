@@ -68,9 +68,6 @@ impl Scene {
         let cluster = Cluster::builder(engine)
             .primaries(layout.len())
             .replicas(replicas)
-            // On a machine with few processors a busy node must not count as one that has failed: a failover
-            // that no test asked for ends the job.
-            .node_timeout_ms(30_000)
             .arg("appendonly", "yes")
             .arg("appendfsync", "everysec");
         SceneBuilder { cluster, layout: layout.to_vec() }

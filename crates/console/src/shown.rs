@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_of_a_part_is_told_from_one_of_everything() {
+    fn a_comparison_of_a_part_is_distinguished_from_one_of_everything() {
         let is_whole = |command: &str| {
             let mut verify = seen(Kind::Verify, "equal", false);
             verify.entry.status.again = command.split(' ').map(str::to_owned).collect();

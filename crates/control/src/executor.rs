@@ -641,7 +641,7 @@ impl Executor {
             let message = format!(
                 "source and target differ in {} places, so the slots were not handed over: {}",
                 found.differences,
-                found.told.join("; ")
+                found.shown.join("; ")
             );
             return Err(because(Why::Differs, message));
         }

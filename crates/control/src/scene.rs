@@ -26,8 +26,8 @@ pub fn survey() -> Survey {
             Surveyed {
                 id: id(node),
                 address: Address::Tcp("h".to_owned(), 7_000 + node as u16),
-                told_role: role,
-                told_primary: primary.clone(),
+                reported_role: role,
+                reported_primary: primary.clone(),
                 answer: Ok(NodeState {
                     role,
                     config_epoch: (node % 3) as u64 + 1,

@@ -125,9 +125,9 @@ pub struct Node<'a> {
     /// Its name.
     pub id: &'a NodeId,
     /// What it is in the eyes of others.
-    pub told_role: Role,
+    pub reported_role: Role,
     /// Whom it follows, likewise.
-    pub told_primary: Option<&'a NodeId>,
+    pub reported_primary: Option<&'a NodeId>,
     /// What it says itself; `None` where it does not answer.
     pub state: Option<State<'a>>,
 }
@@ -135,14 +135,14 @@ pub struct Node<'a> {
 impl<'a> Node<'a> {
     /// Whether it is a primary: by its own word, or else by others'.
     pub fn is_primary(&self) -> bool {
-        self.state.map_or(self.told_role, |s| s.role) == Role::Primary
+        self.state.map_or(self.reported_role, |s| s.role) == Role::Primary
     }
 
     /// Whom it follows, likewise.
     pub fn primary(&self) -> Option<&'a NodeId> {
         match self.state {
             Some(state) => state.primary,
-            None => self.told_primary,
+            None => self.reported_primary,
         }
     }
 }

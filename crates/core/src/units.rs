@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_told_in_utc() {
+    fn moments_are_reported_in_utc() {
         for (epoch_s, text) in [
             (0, "1970-01-01 00:00:00Z"),
             (951_782_399, "2000-02-28 23:59:59Z"),

@@ -177,7 +177,7 @@ impl Deployment {
     }
 
     /// As [`Deployment::probe`], of what is only read: its user need not have the right to `INFO`. What goes
-    /// on with it has to look whether [its facts are reported](ServerFacts::are_told).
+    /// on with it has to look whether [its facts are reported](ServerFacts::are_known).
     ///
     /// # Errors
     /// As [`Deployment::probe`].
@@ -247,7 +247,7 @@ impl Deployment {
     }
 
     /// A cluster whose nodes others have reported. Nothing of it is looked at.
-    pub fn told(
+    pub fn of_members(
         endpoint: Arc<Endpoint>,
         options: LinkOptions,
         like: &Deployment,
@@ -316,8 +316,8 @@ impl Deployment {
     ///
     /// # Errors
     /// `Unfit`, with `why` and what to do.
-    pub fn check_told(&self, why: &str, remedy: &'static str) -> Result<()> {
-        if self.facts.are_told {
+    pub fn check_known(&self, why: &str, remedy: &'static str) -> Result<()> {
+        if self.facts.are_known {
             return Ok(());
         }
         let what = format!("this user may not run INFO, and {why}");

@@ -207,6 +207,11 @@ impl Link {
         self.options
     }
 
+    /// Changes how long a reply may take, in milliseconds.
+    pub(crate) fn set_reply_timeout_ms(&mut self, ms: u64) {
+        self.options.reply_timeout_ms = ms;
+    }
+
     /// The connection itself, for another protocol from here on, and what of it has arrived already.
     pub fn into_parts(self) -> (Io, BytesMut) {
         (self.io, self.inbox)
@@ -484,7 +489,7 @@ impl Link {
         self.fail(command, ErrorKind::Unexpected(kind))
     }
 
-    fn fail(&self, tried: &str, kind: ErrorKind) -> Error {
+    pub(crate) fn fail(&self, tried: &str, kind: ErrorKind) -> Error {
         if matches!(kind, ErrorKind::Closed | ErrorKind::Broken(_) | ErrorKind::Timeout(_)) {
             // Now, since another link may be opened in its place before it is dropped.
             self.account.note_end();

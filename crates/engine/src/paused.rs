@@ -7,13 +7,16 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind, Result, ServerError};
-use crate::link::Link;
+use crate::link::{Link, LinkOptions};
 
 /// How long what writes may wait at a server that answers otherwise. Pauses of syncs are far shorter.
 pub(crate) const HELD_MS_MAX: u64 = 5_000;
+
+/// How long another connection may take for an answer, where all the time that a link allows is over.
+const PING_MS: u64 = 5_000;
 
 /// What waits at a server whose clients are paused, whatever its slots: a node of a cluster redirects
 /// commands whose keys are not its own before it looks whether it is paused, and this one has no key. To be
@@ -54,36 +57,72 @@ impl Link {
     }
 }
 
-/// Does `work` on a link: questions that write, or would if they were not refused. A server that does not
-/// answer others either may take as long for it as the link allows.
+/// Does `work` on a link: questions that write, or would if they were not refused. Its replies may take
+/// `held_ms_max` while the server answers other connections, whatever the link allows. A server that does not
+/// answer those either may take as long as the link allows.
 ///
 /// # Errors
-/// `Paused` where nothing is answered for `held_ms_max` although another connection is; what `work` returns.
+/// `Paused` where nothing is answered for `held_ms_max` although another connection is; `Timeout` where that
+/// is not either; what `work` returns.
 pub(crate) async fn unless_paused<T>(
     link: &mut Link,
     held_ms_max: u64,
     work: impl AsyncFnOnce(&mut Link) -> Result<T>,
 ) -> Result<T> {
-    let (endpoint, address, options) = (link.endpoint().clone(), link.address().clone(), link.options());
-    let mut working = pin!(work(link));
-    let held = async {
-        sleep(Duration::from_millis(held_ms_max)).await;
-        let mut other = Link::open(&endpoint, &address, options).await?;
-        other.ask(&[b"PING"]).await
+    let allowed_ms = link.options().reply_timeout_ms;
+    // A pause may be longer than a link waits: whether the server hangs is found out here.
+    link.set_reply_timeout_ms(allowed_ms.saturating_add(held_ms_max));
+    let outcome = answered_or_not(link, held_ms_max, allowed_ms, work).await;
+    link.set_reply_timeout_ms(allowed_ms);
+    let kind = match outcome {
+        Ok(outcome) => return outcome,
+        Err(Silence::Hung) => return Err(link.fail("read a reply", ErrorKind::Timeout(allowed_ms))),
+        Err(Silence::Paused) => ErrorKind::Paused(held_ms_max),
     };
-    tokio::select! {
-        biased;
-        outcome = &mut working => return outcome,
-        answered = held => {
-            if answered.is_err() {
-                return working.await;
-            }
-        }
-    }
-    let kind = ErrorKind::Paused(held_ms_max);
-    Err(Error::new(endpoint.side, address.to_string(), "see what this user may write", kind).with_remedy(
+    let (side, address) = (link.endpoint().side, link.address().to_string());
+    Err(Error::new(side, address, "see what this user may write", kind).with_remedy(
         "writes wait there: somebody has run CLIENT PAUSE, or a failover or a shutdown is under way. CLIENT \
             LIST shows the clients that wait with flags=b. Wait until it is over, or end a pause with CLIENT \
             UNPAUSE",
     ))
+}
+
+/// Why a server does not answer what writes.
+enum Silence {
+    /// It answers others.
+    Paused,
+    /// It answers nobody.
+    Hung,
+}
+
+/// What `work` returns, or why it does not.
+async fn answered_or_not<T>(
+    link: &mut Link,
+    held_ms_max: u64,
+    allowed_ms: u64,
+    work: impl AsyncFnOnce(&mut Link) -> Result<T>,
+) -> Result<Result<T>, Silence> {
+    let (endpoint, address, options) = (link.endpoint().clone(), link.address().clone(), link.options());
+    let mut working = pin!(work(link));
+    let mut waited_ms = 0;
+    loop {
+        let wait_ms = (held_ms_max - waited_ms).min(allowed_ms.max(1));
+        if let Ok(outcome) = timeout(Duration::from_millis(wait_ms), &mut working).await {
+            return Ok(outcome);
+        }
+        waited_ms += wait_ms;
+        let left_ms = allowed_ms.saturating_sub(waited_ms);
+        let options = LinkOptions { reply_timeout_ms: left_ms.max(PING_MS.min(allowed_ms)), ..options };
+        let other = async { Link::open(&endpoint, &address, options).await?.ask(&[b"PING"]).await };
+        tokio::select! {
+            biased;
+            outcome = &mut working => return Ok(outcome),
+            answered = other => if answered.is_err() {
+                return timeout(Duration::from_millis(left_ms), working).await.map_err(|_| Silence::Hung);
+            },
+        }
+        if waited_ms >= held_ms_max {
+            return Err(Silence::Paused);
+        }
+    }
 }

@@ -159,7 +159,7 @@ pub struct ServerFacts {
     pub evicted_keys: u64,
     /// False where this user may not ask with `INFO`: then `run_id` is empty, numbers are 0, and the rest is
     /// what the server says in its greeting.
-    pub are_told: bool,
+    pub are_known: bool,
 }
 
 /// How many pages of keys are looked at for one whose dump shows its version, and how large they are.
@@ -207,7 +207,7 @@ impl ServerFacts {
             dialect,
             cluster,
             replica: matches!(role, Some("slave" | "replica")),
-            are_told: false,
+            are_known: false,
             ..ServerFacts::of(&Info::default())
         })
     }
@@ -230,7 +230,7 @@ impl ServerFacts {
                 && info.field("redis_version").map(first_two).is_some_and(|v| v >= (8, 4)),
             dataset_bytes: info.number("used_memory_dataset").unwrap_or(0),
             evicted_keys: info.number("evicted_keys").unwrap_or(0),
-            are_told: true,
+            are_known: true,
         }
     }
 }

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_do_not_tell_threads_apart_say_it_of_all_and_others_nothing() {
+    fn servers_that_do_not_distinguish_threads_say_it_of_all_and_others_nothing() {
         let (mut used, began) = (Used::default(), Instant::now());
         let old =
             |user_s: f64| Info::parse(format!("used_cpu_sys:1\r\nused_cpu_user:{user_s}\r\n").as_bytes());

@@ -34,7 +34,7 @@ pub async fn count(
     (options, removes): (&CopyOptions, bool),
     stop: &CancellationToken,
 ) -> Result<Option<Losses>> {
-    if !source.facts.are_told {
+    if !source.facts.are_known {
         return Ok(None);
     }
     let look = VerifyOptions {

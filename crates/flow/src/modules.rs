@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_told_as_the_command_that_makes_it() {
+    fn a_rule_is_shown_as_the_command_that_makes_it() {
         let rule = value("*4\r\n$3\r\ntsd\r\n:1000\r\n+AVG\r\n:0\r\n");
         let made = rule_of(b"a b", &rule).expect("a rule");
         assert_eq!(made, "TS.CREATERULE \"a b\" tsd AGGREGATION AVG 1000");

@@ -196,7 +196,7 @@ impl KeyScan {
 
     async fn attach(&mut self) -> Result<()> {
         let mut link = self.unit.open(&self.deployment).await?;
-        let run_id = match self.deployment.facts.are_told {
+        let run_id = match self.deployment.facts.are_known {
             true => Info::ask(&mut link, "server").await?.field("run_id").unwrap_or_default().to_owned(),
             false => String::new(),
         };

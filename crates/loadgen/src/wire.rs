@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirections_are_told_from_other_errors() {
+    fn redirections_are_distinguished_from_other_errors() {
         let moved = Reply::Error("MOVED 3999 127.0.0.1:6381".to_owned());
         assert_eq!(moved.redirection(), Some(("MOVED", "127.0.0.1:6381")));
         assert_eq!(Reply::Error("TRYAGAIN later".to_owned()).redirection(), None);

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_from_their_sequences() {
+    fn keys_are_distinguished_from_their_sequences() {
         let keys = |typed: &[u8], is_all: bool| {
             let mut held = typed.to_vec();
             (decode(&mut held, is_all), held)

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_of_a_daemon_tells_of_its_jobs() {
+    fn the_page_of_a_daemon_shows_its_jobs() {
         let id = |digit: &str| digit.repeat(40);
         let snapshot = json!({"jobs": [
             {"name": "m1", "slots": "0-99", "source": id("a"), "target": id("b"), "state": "snapshotting",
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_tells_of_each_primary() {
+    fn the_page_shows_each_primary() {
         let snapshot = |written: u64| {
             json!({
                 "name": "sync-1", "source": "a:1", "target": "b:2",

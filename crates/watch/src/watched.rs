@@ -227,7 +227,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_has_become_of_it_is_told_apart() {
+    fn what_has_become_of_it_is_distinguished() {
         let entry = entry(Kind::Copy);
         let now = Moment { s: entry.status.updated_s, ..Moment::now() };
         let looked =

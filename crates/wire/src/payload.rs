@@ -374,7 +374,7 @@ mod tests {
 
     /// As `DUMP` of Redis 8.6 gives it.
     #[test]
-    fn vector_sets_are_told_by_their_module() {
+    fn vector_sets_are_recognised_by_their_module() {
         let body = [0x81, 0xbd, 0xe7, 0x2d, 0xa2, 0xbb, 0x1e, 0xb4, 0x00, 0x02, 0x03];
         let of = |object_type, body| is_vector_set(&Payload { object_type, body, rdb_version: 12 });
         assert!(of(7, &body) && !of(4, &body) && !of(7, &body[..8]));

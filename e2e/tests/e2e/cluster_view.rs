@@ -20,17 +20,17 @@ whimbrel_lab::for_each_engine! {
     a_half_moved_slot_is_finished
     a_slot_without_owner_goes_to_who_has_its_keys
     a_slot_between_fence_and_takeover_goes_back_to_its_source
-    a_node_that_takes_another_one_for_the_owner_is_told
-    a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed
+    a_node_that_takes_another_one_for_the_owner_is_reported
+    a_replica_that_nobody_votes_for_learns_what_its_primary_claimed
 }
 
 whimbrel_lab::for_each_engine! {
     on Redis70 Valkey91:
         a_healthy_cluster_is_shown_as_that
-        lost_nodes_are_told_and_left_alone
+        lost_nodes_are_reported_and_left_alone
         a_slot_is_finished_under_writers
         marks_that_lead_nowhere_are_cleared
-        nodes_that_take_each_other_for_the_owner_are_told
+        nodes_that_take_each_other_for_the_owner_are_reported
         a_running_migration_is_not_disturbed
         a_move_without_its_last_step_is_finished
         copies_of_an_interrupted_move_are_removed_and_bring_nothing_back
@@ -69,7 +69,7 @@ mod hidden {
             a_half_moved_slot_is_finished
             marks_that_lead_nowhere_are_cleared
             copies_of_an_interrupted_move_are_removed_and_bring_nothing_back
-            nodes_that_take_each_other_for_the_owner_are_told
+            nodes_that_take_each_other_for_the_owner_are_reported
             looking_needs_the_documented_rights
         }
     }
@@ -304,7 +304,7 @@ fn a_server_without_a_cluster_is_refused() {
     assert!(output.stderr.contains("not part of a cluster"), "{}", output.stderr);
 }
 
-fn lost_nodes_are_told_and_left_alone(engine: Engine) {
+fn lost_nodes_are_reported_and_left_alone(engine: Engine) {
     let cluster = Cluster::builder(engine).replicas(1).start().expect("the cluster starts");
     cluster.kill9(5).expect("the replica can be killed");
     let json = status(&cluster, PROBLEM);
@@ -548,7 +548,7 @@ fn a_slot_between_fence_and_takeover_goes_back_to_its_source(engine: Engine) {
     }
 }
 
-fn nodes_that_take_each_other_for_the_owner_are_told(engine: Engine) {
+fn nodes_that_take_each_other_for_the_owner_are_reported(engine: Engine) {
     let cluster = start(engine);
     fill(&cluster);
     let before = everything(&cluster);
@@ -564,7 +564,7 @@ fn nodes_that_take_each_other_for_the_owner_are_told(engine: Engine) {
     assert_repaired(&cluster, 0, &before);
 }
 
-fn a_node_that_takes_another_one_for_the_owner_is_told(engine: Engine) {
+fn a_node_that_takes_another_one_for_the_owner_is_reported(engine: Engine) {
     let cluster = start(engine);
     fill(&cluster);
     let before = everything(&cluster);
@@ -577,7 +577,7 @@ fn a_node_that_takes_another_one_for_the_owner_is_told(engine: Engine) {
 
 /// A server that raises its epoch and dies before its replica has heard of it leaves a replica that nobody
 /// votes for.
-fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed(engine: Engine) {
+fn a_replica_that_nobody_votes_for_learns_what_its_primary_claimed(engine: Engine) {
     let cluster = Cluster::builder(engine)
         .replicas(1)
         .node_timeout_ms(2_000)

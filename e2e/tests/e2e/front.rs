@@ -203,7 +203,7 @@ fn clients_come_with_tls_and_so_does_the_front_to_the_source(engine: Engine) {
 }
 
 #[test]
-fn clients_have_to_show_a_certificate_where_told_so() {
+fn clients_have_to_show_a_certificate_where_that_is_set() {
     let tls = Tls::new().expect("certificates");
     let source = Server::builder(Engine::Redis80).start().expect("a server");
     let (ca, cert, key) = (tls.ca(), tls.server_cert(), tls.server_key());

@@ -255,7 +255,7 @@ fn a_cluster_may_have_the_data() {
 }
 
 #[test]
-fn a_member_whose_log_nobody_reads_still_ends_when_told_to() {
+fn a_member_whose_log_nobody_reads_still_ends_when_asked_to() {
     let backend = server(Engine::Redis70);
     let folder = tempfile::tempdir().expect("a folder");
     let coordinator = format!("127.0.0.1:{}", free_port().expect("a port"));

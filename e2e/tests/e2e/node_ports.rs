@@ -246,7 +246,7 @@ fn a_killed_daemon_is_plain_to_the_tool(engine: Engine) {
 }
 
 /// The tool says so where a job was cancelled at the port of its source, and where one has failed.
-fn the_tool_is_told_how_a_job_ended(engine: Engine) {
+fn the_tool_learns_how_a_job_ended(engine: Engine) {
     let scene = filled(Scene::of(engine, 0, &UNEVEN()).start());
     let more = [&EXTERNAL[..], &["--node-ports", "0"]].concat();
     let daemon = Served::by(held(invocation(&scene, "127.0.0.1:0", &more), &scene));
@@ -361,5 +361,5 @@ whimbrel_lab::for_each_engine! {
     on Redis70:
         the_classic_way_is_refused
         a_killed_daemon_is_plain_to_the_tool
-        the_tool_is_told_how_a_job_ended
+        the_tool_learns_how_a_job_ended
 }

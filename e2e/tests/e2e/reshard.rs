@@ -251,7 +251,8 @@ fn a_target_without_replicas_is_named() {
     let target = scene.cluster.nodes()[1].addr();
     whimbrel_e2e::fleets::until("it is named", || {
         let shown = shown();
-        shown.split_once("\"without_replicas\":[\"")
+        shown
+            .split_once("\"without_replicas\":[\"")
             .is_some_and(|(_, rest)| rest.contains(&target))
             .then_some(())
     });

@@ -134,7 +134,7 @@ fn one_that_publishes_changes_is_left() {
 /// One that permits neither replication nor tracking, and publishes nothing, cannot be followed; that is said
 /// before anything is written, and a copy is what is left.
 #[test]
-fn one_that_tells_of_no_changes_is_copied() {
+fn one_that_reports_no_changes_is_copied() {
     let rights = "-acl -debug -migrate -psync -replconf -sync -client +client|list +client|setname";
     let user = format!("user mover on >secret ~* &* +@all {rights}");
     let source = Server::builder(Engine::Redis70).user_acl(&user).start().expect("the source starts");

@@ -136,7 +136,7 @@ fn a_source_that_fails_over_while_the_target_is_swept_is_followed_on() {
 }
 
 #[test]
-fn a_cluster_becomes_a_server_and_what_it_cannot_hold_is_told() {
+fn a_cluster_becomes_a_server_and_what_it_cannot_hold_is_reported() {
     let source = cluster(Engine::Redis80).start().expect("the source starts");
     let target = Server::builder(Engine::Redis70).start().expect("the target starts");
     let from = deployment(source.seed());
@@ -301,7 +301,7 @@ fn only_what_is_selected_is_touched() {
 
 /// A target with keys is refused, or loses them where the user says so.
 #[test]
-fn a_target_with_keys_is_mirrored_only_when_told() {
+fn a_target_with_keys_is_mirrored_only_when_asked() {
     let source = Server::builder(Engine::Redis70).start().expect("the source starts");
     let target = Server::builder(Engine::Redis70).start().expect("the target starts");
     let (from, to) = (deployment(source.addr()), deployment(target.addr()));

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_tell_their_version_in_five_ways() {
+    fn programs_report_their_version_in_five_ways() {
         assert_eq!(version_in("Chromium 150.0.7871.100 built on Debian"), Some("150.0.7871.100"));
         assert_eq!(version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.2.1"), Some("7.0.15"));
         assert_eq!(version_in("etcd Version: 3.4.23\nGit SHA: none\nGo Version: go1.19.8"), Some("3.4.23"));

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn each_circle_is_told_once() {
+    fn each_circle_is_reported_once() {
         let circles = circles_of(&[
             ("src/lib.rs", "mod a; mod b; mod c; mod d; mod e;"),
             ("src/a.rs", "use crate::b;"),

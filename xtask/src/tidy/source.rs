@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_literals_are_told_from_code() {
+    fn comments_and_literals_are_distinguished_from_code() {
         let cases = [
             ("a // b\nc", "a     \nc", "a     \nc"),
             ("a /* b /* c */ d */ e", "a                   e", "a                   e"),

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_filter_knows_what_it_was_told_and_little_else() {
+    fn the_filter_knows_what_it_was_given_and_little_else() {
         let filter = Bloom::new(10_000);
         (0..10_000).for_each(|key| filter.add(key));
         assert!((0..10_000).all(|key| filter.has(key)));

@@ -92,7 +92,7 @@ impl Names {
         let to = |db: u32| target.endpoint.db.unwrap_or(db);
         if let (true, Some(db)) = (self.dbs.is_empty(), source.endpoint.db) {
             pairs.push(DbPair { source: db, target: to(db) });
-        } else if all || self.dbs.is_empty() && source.facts.are_told {
+        } else if all || self.dbs.is_empty() && source.facts.are_known {
             for (db, _) in databases(source).await? {
                 if !pairs.iter().any(|p| p.source == db) {
                     pairs.push(DbPair { source: db, target: to(db) });

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_to_members_is_told_once() {
+    fn what_happens_to_members_is_reported_once() {
         let with = |members: Vec<MemberStatus>| FleetStatus { members, ..FleetStatus::default() };
         let both = with(vec![member(1), member(2)]);
         assert_eq!(events(&with(vec![member(1)]), &both), ["joined"]);

@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_are_told_one_after_the_other_and_once_where_that_is_enough() {
+    async fn events_are_reported_one_after_the_other_and_once_where_that_is_enough() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::new(folder.path());
         let say = "echo $WHIMBREL_EVENT of $WHIMBREL_JOB";

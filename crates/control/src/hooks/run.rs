@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_told_the_event_and_what_it_prints_is_kept_in_order() {
+    async fn it_is_given_the_event_and_what_it_prints_is_kept_in_order() {
         assert_eq!(outcome("echo $WHIMBREL_EVENT; echo no >&2; cat").await, {
             printed("switch\nno\n{\"event\":\"switch\"}")
         });

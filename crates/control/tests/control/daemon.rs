@@ -657,7 +657,7 @@ async fn a_command_under_way_is_finished_before_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_tells_who_owns_what_in_both_protocols() {
+async fn it_reports_who_owns_what_in_both_protocols() {
     let notebook = Notebook::new();
     let server = Running::new(notebook.clone()).await;
     let mut raw = server.raw().await;

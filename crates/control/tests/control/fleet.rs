@@ -442,7 +442,7 @@ impl Journal for Full {
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_down_is_not_told_and_ends_the_coordinator() {
+async fn what_cannot_be_written_down_is_not_announced_and_ends_the_coordinator() {
     let snapshot = Snapshot { term: 1, ..Snapshot::new(PARTITIONS) };
     let (fleet, coordination) =
         Coordination::on(Path::new("nowhere"), Full(0), snapshot, Vec::new(), Options::default());

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_told_by_their_lines() {
+    fn modules_are_recognised_by_their_lines() {
         let text = b"# Modules\r\nmodule:name=bf,ver=20802,api=1\r\nmodule:name=lua,ver=1\r\n";
         assert_eq!(modules_of(text), ["bf", "lua"]);
     }

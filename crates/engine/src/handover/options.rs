@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_tells_the_slots_of_its_job() {
+    fn a_connection_names_the_slots_of_its_job() {
         let options = |slots: &str| HandoverOptions {
             label: "m1".to_owned(),
             process: "7af3-18eb".to_owned(),

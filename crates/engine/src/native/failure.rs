@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_apart() {
+    fn failures_are_distinguished() {
         // As Valkey 9.1.2 sent them.
         for (message, side, retriable) in [
             ("Ran out of memory (OOM) during slot import", Side::Target, false),

@@ -234,9 +234,9 @@ pub struct Surveyed {
     /// Where it is reached.
     pub address: Address,
     /// What it is in the eyes of the node that reported it.
-    pub told_role: Role,
+    pub reported_role: Role,
     /// Whom it follows, likewise.
-    pub told_primary: Option<NodeId>,
+    pub reported_primary: Option<NodeId>,
     /// What it answered; or why there is no answer.
     pub answer: std::result::Result<NodeState, NoAnswer>,
 }
@@ -258,8 +258,8 @@ impl Surveyed {
     fn said(&self) -> cluster::Node<'_> {
         cluster::Node {
             id: &self.id,
-            told_role: self.told_role,
-            told_primary: self.told_primary.as_ref(),
+            reported_role: self.reported_role,
+            reported_primary: self.reported_primary.as_ref(),
             state: self.state().map(NodeState::said),
         }
     }
@@ -271,14 +271,14 @@ impl Surveyed {
 
     /// Whether it is a primary: by its own word, or else by others'.
     pub fn is_primary(&self) -> bool {
-        self.state().map_or(self.told_role, |s| s.role) == Role::Primary
+        self.state().map_or(self.reported_role, |s| s.role) == Role::Primary
     }
 
     /// Whom it follows, likewise.
     pub fn primary(&self) -> Option<&NodeId> {
         match self.state() {
             Some(state) => state.primary.as_ref(),
-            None => self.told_primary.as_ref(),
+            None => self.reported_primary.as_ref(),
         }
     }
 }
@@ -382,8 +382,8 @@ impl Survey {
                     .unwrap_or_else(|| Err(NoAnswer::because("only known to a node that was asked last"))),
                 id: node.id,
                 address: node.address,
-                told_role: node.role,
-                told_primary: node.primary,
+                reported_role: node.role,
+                reported_primary: node.primary,
             })
             .collect();
         Ok(Survey { nodes })
@@ -773,7 +773,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_of_jobs_are_told_from_others() {
+    fn connections_of_jobs_are_distinguished_from_others() {
         let clients = "id=3 addr=127.0.0.1:5000 laddr=127.0.0.1:6379 fd=8 name=whimbrel age=1\n\
                        id=4 addr=10.0.0.7:5001 laddr=127.0.0.1:6379 fd=9 name=whimbrel:job:17 age=1\n\
                        id=5 addr=10.0.0.7:5002 laddr=127.0.0.1:6379 fd=9 name=whimbrel:job:17 age=1\n\

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_told_from_who_is_paused_or_only_connected() {
+    fn who_waits_is_distinguished_from_who_is_paused_or_only_connected() {
         let clients = "id=3 addr=1 name= flags=b db=0 multi=-1 cmd=blpop user=app\n\
                        id=4 addr=1 name= flags=b db=0 multi=-1 watch=0 cmd=set user=app\n\
                        id=5 addr=1 name=id=9 flags=x db=0 multi=1 watch=0 cmd=get user=app\n\

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_question_tells_whose_a_connection_is() {
+    fn one_question_shows_whose_a_connection_is() {
         for (name, whose_it_is) in [
             ("", Whose::Foreign),
             ("worker", Whose::Foreign),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_with_our_own_user_are_told_from_us() {
+    fn clients_with_our_own_user_are_distinguished_from_us() {
         let clients = "id=3 addr=10.0.0.1:1 name= flags=N cmd=set user=default\n\
                        id=4 addr=10.0.0.1:2 name= flags=N cmd=set user=app\n\
                        id=5 addr=10.0.0.1:3 name=whimbrel flags=N cmd=exec user=default\n\
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_just_written_is_told_from_who_reads_or_rests() {
+    fn who_has_just_written_is_distinguished_from_who_reads_or_rests() {
         let clients = "id=3 addr=10.0.0.1:1 name=worker idle=0 flags=N cmd=set user=app\n\
                        id=4 addr=10.0.0.1:2 name= idle=1 flags=N cmd=xgroup|create\n\
                        id=5 addr=10.0.0.1:3 name= idle=0 flags=N cmd=get user=app\n\

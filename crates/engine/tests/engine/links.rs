@@ -12,6 +12,7 @@ use whimbrel_wire::value::Value;
 whimbrel_lab::for_each_engine! {
     async
         a_command_that_was_given_up_is_not_carried_out_late
+        a_pause_is_known_from_a_server_that_hangs
 }
 
 /// A write that the network held back does not take the place of a later one.
@@ -38,4 +39,29 @@ async fn a_command_that_was_given_up_is_not_carried_out_late(engine: Engine) {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let value = next.call(&[b"GET", b"k"]).await.expect("a value");
     assert_eq!(value, Value::Bulk("new".into()));
+}
+
+/// A pause may last for longer than a reply may take. What answers nobody is given up as usual.
+async fn a_pause_is_known_from_a_server_that_hangs(engine: Engine) {
+    let server = Server::builder(engine).start().expect("the server starts");
+    let endpoint = Arc::new(Endpoint::parse(Side::Target, &server.addr()).expect("an address"));
+    let options = LinkOptions { reply_timeout_ms: 1_000, ..LinkOptions::default() };
+    let open = async || Link::open(&endpoint, &endpoint.address, options).await.expect("a connection");
+    let write: [&[u8]; 3] = [b"SET", b"k", b"v"];
+
+    server.call(&["CLIENT", "PAUSE", "3000", "WRITE"]);
+    let mut link = open().await;
+    assert_eq!(link.try_out(&write).await.expect("the pause ends"), None);
+    assert_eq!(link.options().reply_timeout_ms, options.reply_timeout_ms);
+
+    server.call(&["CLIENT", "PAUSE", "600000", "WRITE"]);
+    let failure = open().await.try_out(&write).await.expect_err("it does not end");
+    assert!(matches!(failure.kind, ErrorKind::Paused(_)), "{failure}");
+    server.call(&["CLIENT", "UNPAUSE"]);
+
+    let mut link = open().await;
+    server.suspend().expect("suspended");
+    let failure = link.try_out(&write).await.expect_err("nobody answers");
+    assert!(matches!(failure.kind, ErrorKind::Timeout(1_000)), "{failure}");
+    server.resume().expect("resumed");
 }

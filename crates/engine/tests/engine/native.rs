@@ -476,7 +476,7 @@ async fn a_server_without_slots_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn users_who_may_not_are_told() {
+async fn users_who_may_not_are_notified() {
     for forbidden in ["-cluster|migrateslots", "-cluster|getslotmigrations"] {
         let server = Server::builder(Engine::Valkey91)
             .cluster()

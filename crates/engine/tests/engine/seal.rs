@@ -19,7 +19,7 @@ whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
         a_user_that_the_plan_does_not_know_is_not_overlooked
         a_node_that_is_not_named_just_now_is_not_overlooked
-        jobs_of_whimbrels_are_told_from_others
+        jobs_of_whimbrels_are_distinguished_from_others
         names_that_are_no_text_hide_nobody
         a_primary_that_hangs_keeps_no_writers_of_others
         a_pause_is_taken_down_on_each_primary_that_answers
@@ -148,7 +148,7 @@ fn named(server: &Server, name: &str) -> redis::Connection {
 }
 
 /// Another job of whimbrel's that reads is nobody who writes, and no client. One that writes is named.
-async fn jobs_of_whimbrels_are_told_from_others(engine: Engine) {
+async fn jobs_of_whimbrels_are_distinguished_from_others(engine: Engine) {
     let fenced = Fenced::start(engine).await;
     fenced.call("SET k v");
     let address = &fenced.deployment.endpoint.address;

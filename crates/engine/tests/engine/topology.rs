@@ -14,8 +14,8 @@ use whimbrel_wire::value::Value;
 
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
-        large_tables_are_told_as_servers_tell_them
-        clusters_with_replicas_are_told_as_servers_tell_them
+        large_tables_are_reported_as_servers_report_them
+        clusters_with_replicas_are_reported_as_servers_report_them
         hosts_are_named_as_the_cluster_prefers
 }
 
@@ -144,7 +144,7 @@ fn sorted_replicas(reply: Value) -> Vec<Vec<Value>> {
     reply.into_items().expect("a list").into_iter().map(sort).collect()
 }
 
-async fn large_tables_are_told_as_servers_tell_them(engine: Engine) {
+async fn large_tables_are_reported_as_servers_report_them(engine: Engine) {
     for (primaries, is_fragmented) in [(3, false), (3, true), (128, false), (128, true)] {
         let conf = made_up_nodes(engine, primaries, |slot| {
             let owner = if is_fragmented { slot % primaries } else { slot * primaries / 16_384 };
@@ -173,7 +173,7 @@ async fn until(mut done: impl AsyncFnMut() -> bool) {
     tokio::time::timeout(PATIENCE, waiting).await.expect("the server comes to know its cluster");
 }
 
-async fn clusters_with_replicas_are_told_as_servers_tell_them(engine: Engine) {
+async fn clusters_with_replicas_are_reported_as_servers_report_them(engine: Engine) {
     let cluster = Cluster::builder(engine).replicas(2).start().expect("the cluster starts");
     for node in [0, 3] {
         let mut link = link(&cluster.nodes()[node].addr()).await;

@@ -25,7 +25,7 @@ pub(super) type Counted = BTreeMap<(String, &'static str), u64>;
 /// # Errors
 /// Where a server cannot be asked for as long as the options try again, or the copy is stopped.
 pub(super) async fn count(shared: &Arc<Shared>) -> Result<Counted> {
-    if !shared.source.facts.are_told {
+    if !shared.source.facts.are_known {
         return Ok(Counted::new());
     }
     let mut backoff = Backoff::new(shared.options.retry);
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ran_since_is_told_and_nothing_of_servers_that_count_anew() {
+    fn what_ran_since_is_reported_and_nothing_of_servers_that_count_anew() {
         let at = |address: &str, command, count| ((address.to_owned(), command), count);
         let before = Counted::from([at("a", "flushdb", 2), at("a", "swapdb", 0), at("b", "flushdb", 9)]);
         let now = Counted::from([

@@ -358,7 +358,7 @@ async fn feed_lanes(
         let Some(page) = page else { break };
         if page.restarted {
             tracker.restarted();
-            progress.notice(match shared.source.facts.are_told {
+            progress.notice(match shared.source.facts.are_known {
                 true => format!("the source restarted: shard {} is scanned again", unit.shard_id),
                 false => "nothing shows whether the source is still the process it was: it is scanned from \
                     the beginning"

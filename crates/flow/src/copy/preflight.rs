@@ -101,7 +101,7 @@ pub struct PlannedDb {
 /// As [`Deployment::open`] and `INFO`; `Unfit` where this user has no right to that.
 pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
     deployment
-        .check_told("nothing else tells which databases hold keys", "name the database, or give it +info")?;
+        .check_known("nothing else tells which databases hold keys", "name the database, or give it +info")?;
     let mut sums = std::collections::BTreeMap::new();
     for shard in &deployment.topology().shards {
         let mut link = deployment.open(&shard.primary, 0).await?;
@@ -171,7 +171,7 @@ pub async fn plan(
     stop: &CancellationToken,
 ) -> Result<Plan> {
     if options.mirror {
-        source.check_told(SYNC_ASKS_MORE, GIVE_INFO)?;
+        source.check_known(SYNC_ASKS_MORE, GIVE_INFO)?;
         source.check_direct("it does not say what changes")?;
         target.check_direct("a sync needs transactions there")?;
     }
@@ -184,7 +184,7 @@ pub async fn plan(
     }
     check_distinct(source, target, options)?;
     check_target(source, target, options).await?;
-    let on_source = if source.facts.are_told { Some(databases(source).await?) } else { None };
+    let on_source = if source.facts.are_known { Some(databases(source).await?) } else { None };
     let on_target = databases(target).await?;
     let keys_in =
         |list: &[(u32, u64)], db: u32| list.iter().find(|(n, _)| *n == db).map_or(0, |(_, keys)| *keys);
@@ -240,7 +240,7 @@ fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOption
     };
     let own = ids(source);
     // Where the source does not say who it is, its address is all there is to know.
-    let same_address = !source.facts.are_told && source.endpoint.address == target.endpoint.address;
+    let same_address = !source.facts.are_known && source.endpoint.address == target.endpoint.address;
     let same = same_address || ids(target).iter().any(|id| !id.is_empty() && own.contains(id));
     match options.dbs.iter().find(|db| same && db.source == db.target) {
         None => Ok(()),

@@ -28,7 +28,7 @@ pub async fn check_rights(source: &Deployment, compares: bool, functions: bool) 
 pub(super) fn unpromised(source: &Deployment, options: &CopyOptions) -> Vec<String> {
     let can = &source.capabilities;
     let mut lines = Vec::new();
-    if !source.facts.are_told {
+    if !source.facts.are_known {
         lines.push(
             "without INFO it goes unnoticed if the source is emptied (FLUSHALL, FLUSHDB, SWAPDB) or \
                 replaced by another process meanwhile; a scan that is cut off begins anew"

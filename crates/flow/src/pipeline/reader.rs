@@ -92,7 +92,7 @@ pub(super) struct Reader {
 impl Reader {
     pub fn new(shared: Arc<Shared>, unit: Unit, average_bytes: u64) -> Reader {
         // A key need not lie at the server of a proxy that was asked for its counters.
-        let expires_seen = shared.source.is_proxied() || !shared.source.facts.are_told;
+        let expires_seen = shared.source.is_proxied() || !shared.source.facts.are_known;
         Reader {
             transactions: !shared.source.is_cluster() && !shared.source.is_proxied(),
             careful: average_bytes >= CAREFUL_AVERAGE_BYTES,

@@ -55,14 +55,14 @@ pub struct Comparison {
     /// How many keys or slots differ.
     pub differences: u64,
     /// The first of them, for people.
-    pub told: Vec<String>,
+    pub shown: Vec<String>,
 }
 
 impl Comparison {
     fn differs(&mut self, what: String) {
         self.differences += 1;
-        if self.told.len() < SHOWN_MAX {
-            self.told.push(what);
+        if self.shown.len() < SHOWN_MAX {
+            self.shown.push(what);
         }
     }
 
@@ -95,8 +95,8 @@ impl Comparison {
         self.compared += other.compared;
         self.counted += other.counted;
         self.differences += other.differences;
-        self.told.extend(other.told);
-        self.told.truncate(SHOWN_MAX);
+        self.shown.extend(other.shown);
+        self.shown.truncate(SHOWN_MAX);
     }
 }
 

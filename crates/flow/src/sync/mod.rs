@@ -131,7 +131,7 @@ pub async fn sync(
     stop: CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
     for side in [&source, &target] {
-        side.check_told(copy::SYNC_ASKS_MORE, copy::GIVE_INFO)?;
+        side.check_known(copy::SYNC_ASKS_MORE, copy::GIVE_INFO)?;
     }
     let started = Instant::now();
     let seen = (source.topology(), target.topology());

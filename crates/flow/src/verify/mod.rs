@@ -100,7 +100,7 @@ pub async fn verify_with_journal(
 /// # Errors
 /// `Unfit`, with the rights that a comparison needs.
 pub fn check_comparable(side: &Deployment) -> Result<()> {
-    side.check_told(
+    side.check_known(
         "keys cannot be compared by SCAN, PTTL and DUMP alone",
         "give this user +@read +info +time, or name another user",
     )

@@ -32,7 +32,7 @@ whimbrel_lab::for_each_engine! {
     async
         nobody_is_let_in_on_the_target_before_the_source_is_fenced
         who_goes_on_keeps_writers_away_from_the_target_again
-        a_user_who_came_after_the_fence_was_planned_is_told_once
+        a_user_who_came_after_the_fence_was_planned_is_reported_once
 }
 
 whimbrel_lab::for_each_engine! {
@@ -319,7 +319,7 @@ async fn who_goes_on_keeps_writers_away_from_the_target_again(engine: Engine) {
 }
 
 /// The way back may be open for weeks, in which users are made. Those that the fence knows are kept away.
-async fn a_user_who_came_after_the_fence_was_planned_is_told_once(engine: Engine) {
+async fn a_user_who_came_after_the_fence_was_planned_is_reported_once(engine: Engine) {
     let pair = Pair::start(engine);
     pair.has_followed(json!({ "lift": fence_of(&pair.target), "lifted": true })).await;
     pair.target.call(&["ACL", "SETUSER", "late", "on", ">secret", "~*", "+@all"]);

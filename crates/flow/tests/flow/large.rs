@@ -564,7 +564,7 @@ async fn staging_keys_stay_in_the_slot(engine: Engine) {
 }
 
 #[tokio::test]
-async fn types_are_told() {
+async fn types_are_reported() {
     let (_source, _target, mut pair) = two(Engine::Redis80, Engine::Redis70).await;
     run(&mut pair.source_side, &["SET s 1", "XADD x 1-1 a b"]).await;
     for (key, kind) in [(&b"s"[..], Some(KeyType::String)), (b"x", Some(KeyType::Stream)), (b"nothing", None)]

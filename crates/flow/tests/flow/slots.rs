@@ -236,11 +236,11 @@ async fn moves_everything(engine: Engine, kind: Option<FeedKind>) {
     // The writers have stopped; what they did is what a pause would make final.
     drain(&mut link, &feed, &mut mover).await;
     let found = mover.compare(&slots, Level::Sample).await.expect("compared");
-    assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.told);
+    assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.shown);
     assert!(found.counted == 100 && found.compared > 0, "{found:?}");
     mover.compare_ahead(&slots).await.expect("compared");
     let found = mover.compare(&slots, Level::Full).await.expect("compared");
-    assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.told);
+    assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.shown);
     let (mut ours, mut theirs) = (scene.cluster.connection_to(0), scene.cluster.connection_to(1));
     for name in ["big-HSET", "big-SADD", "big-ZADD", "big-RPUSH"] {
         let name = key(7, name);
@@ -281,10 +281,10 @@ async fn moves_everything(engine: Engine, kind: Option<FeedKind>) {
     cmd("SET").arg(key(3, "s0")).arg("planted").exec(&mut ours).expect("planted");
     mover.compare_ahead(&slots).await.expect("compared");
     let found = mover.compare(&slots, Level::Full).await.expect("compared");
-    assert_eq!(found.differences, 1, "{:?}", found.told);
+    assert_eq!(found.differences, 1, "{:?}", found.shown);
     cmd("SET").arg(key(4, "only here")).arg("1").exec(&mut ours).expect("planted");
     let found = mover.compare(&slots, Level::Counts).await.expect("compared");
-    assert_eq!(found.differences, 1, "{:?}", found.told);
+    assert_eq!(found.differences, 1, "{:?}", found.shown);
 }
 
 async fn keys_of_slots_move_while_clients_write(engine: Engine) {
@@ -334,7 +334,7 @@ async fn keys_that_expire_while_they_are_compared_do_not_differ(engine: Engine) 
     loop {
         let left = cmd("EXISTS").arg(&names[names.len() - 1]).query::<u32>(&mut client).expect("exists");
         let found = mover.compare(&slots, Level::Full).await.expect("compared");
-        assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.told);
+        assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.shown);
         compared += found.compared;
         if left == 0 {
             break;
@@ -424,12 +424,12 @@ async fn a_large_slot_of_which_keys_expire_under_the_pause_is_equal() {
     }
     assert_eq!(count(&mut ours), KEYS, "a paused source keeps what is due");
     let found = mover.compare(&slots, Level::Counts).await.expect("compared");
-    assert_eq!(found.differences, 0, "{:?}", found.told);
+    assert_eq!(found.differences, 0, "{:?}", found.shown);
     // A difference is found among them, or the comparison above proves nothing.
     cmd("ASKING").exec(&mut theirs).expect("asked");
     cmd("DEL").arg(key(7, "k100")).exec(&mut theirs).expect("planted");
     let found = mover.compare(&slots, Level::Counts).await.expect("compared");
-    assert_eq!(found.differences, 1, "{:?}", found.told);
-    assert!(found.told[0].contains("k100"), "{:?}", found.told);
+    assert_eq!(found.differences, 1, "{:?}", found.shown);
+    assert!(found.shown[0].contains("k100"), "{:?}", found.shown);
     cmd("CLIENT").arg("UNPAUSE").exec(&mut ours).expect("let go");
 }

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_is_wrong_is_told() {
+    fn all_that_is_wrong_is_reported() {
         assert_eq!(Alarms::default().text(Direction::ToTarget), None);
         let taken = Some(Bytes::from_static(b"k\n1"));
         let mut alarms = Alarms { other_database: Some(3), is_source_another: true, returned: 7, taken };

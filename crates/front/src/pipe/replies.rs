@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_end_where_that_was_told() {
+    fn replies_end_where_that_was_announced() {
         let mut replies = Replies::parsed();
         replies.add_part(b"$5\r\nhe");
         assert_eq!(replies.pass(0), Ok(Passed::Part(6)));

@@ -300,7 +300,7 @@ fn many_requests_to_a_node_that_cannot_be_reached_are_answered() {
 
 /// It listens to nobody then, and is notified once.
 #[test]
-fn who_cannot_listen_is_told_so() {
+fn who_cannot_listen_says_so() {
     let _alone = alone();
     let (cluster, [dead, key]) = slow_to_notice();
     let served = Served::of(&cluster.seed());

@@ -136,7 +136,7 @@ fn thousands_of_clients_at_once() {
 }
 
 #[test]
-fn one_client_too_many_is_told_so() {
+fn one_client_too_many_is_refused() {
     let _alone = alone();
     let source = server();
     let endpoint = Endpoint::parse(Side::Source, &source.url()).expect("a valid address");

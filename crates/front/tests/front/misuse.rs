@@ -178,7 +178,7 @@ fn a_watch_outlives_an_exec_that_is_refused_while_keys_move() {
 }
 
 #[test]
-fn a_key_that_somebody_puts_back_is_told_and_not_taken_for_the_key() {
+fn a_key_that_somebody_puts_back_is_reported_and_not_taken_for_the_key() {
     let _alone = alone();
     let (source, target) = pair();
     // One that stays while it is paused, or the source could be found empty between the removal of the other

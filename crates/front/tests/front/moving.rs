@@ -10,7 +10,7 @@ use crate::common::{Between, Client, alone, command, wait_until};
 
 whimbrel_lab::for_each_engine! {
     on Redis80 Valkey91:
-        streams_are_read_wherever_the_servers_tell_their_keys
+        streams_are_read_wherever_the_servers_show_their_keys
 }
 
 /// The bytes of a status.
@@ -66,7 +66,7 @@ fn what_cannot_be_exact_is_refused_and_says_why() {
 }
 
 /// Some releases of Redis 8.0 and later say of these commands that their table does not list all keys.
-fn streams_are_read_wherever_the_servers_tell_their_keys(engine: Engine) {
+fn streams_are_read_wherever_the_servers_show_their_keys(engine: Engine) {
     let _alone = alone();
     let start = |engine| Server::builder(engine).start().expect("a server");
     let (source, target) = (start(engine), start(engine));

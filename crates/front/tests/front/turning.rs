@@ -428,7 +428,7 @@ fn one_that_died_before_the_turn_was_written_can_turn() {
 }
 
 #[test]
-fn what_the_older_server_cannot_hold_stays_and_is_told() {
+fn what_the_older_server_cannot_hold_stays_and_is_reported() {
     let _alone = alone();
     let (source, target) = (start(Engine::Redis70), start(Engine::Redis80));
     let between = Between::of(&source, &target);

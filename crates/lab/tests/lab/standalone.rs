@@ -16,7 +16,7 @@ whimbrel_lab::for_each_engine! {
 whimbrel_lab::for_each_engine! {
     is_the_version_it_claims
     leaves_nothing_behind
-    forgets_in_a_crash_unless_told_to_keep
+    forgets_in_a_crash_unless_configured_to_keep
     knows_its_users
     takes_passwords_with_odd_characters
     speaks_tls
@@ -53,7 +53,7 @@ fn leaves_nothing_behind(engine: Engine) {
     assert!(!is_alive(pid) && !dir.exists());
 }
 
-fn forgets_in_a_crash_unless_told_to_keep(engine: Engine) {
+fn forgets_in_a_crash_unless_configured_to_keep(engine: Engine) {
     let keeping =
         Server::builder(engine).arg("--appendonly", "yes").arg("appendfsync", "always").start().unwrap();
     let forgetting = Server::builder(engine).start().unwrap();

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_holds_is_told_from_what_it_should_hold() {
+    fn what_a_server_holds_is_distinguished_from_what_it_should_hold() {
         let server = whimbrel_lab::Server::builder(whimbrel_lab::Engine::Redis70).start().expect("it starts");
         let mut connection = server.connection();
         let keys = Keys::new(1000);

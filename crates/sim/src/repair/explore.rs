@@ -120,8 +120,8 @@ impl Sayings {
             let state = self.state(shape, world, node);
             Node {
                 id: &self.ids[node],
-                told_role: state.role,
-                told_primary: state.primary,
+                reported_role: state.role,
+                reported_primary: state.primary,
                 state: shape.answers(node).then_some(state),
             }
         };

@@ -419,7 +419,7 @@ proptest! {
 }
 
 #[test]
-fn data_has_another_backend_when_it_is_told_to() {
+fn data_has_another_backend_when_that_is_ordered() {
     let mut world = World::new(3, 100, 1, 2);
     world.trouble = 0;
     world.start_coordinator();

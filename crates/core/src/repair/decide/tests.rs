@@ -55,8 +55,8 @@ impl Reported {
         };
         Node {
             id: &self.id,
-            told_role: self.role(),
-            told_primary: self.primary.as_ref(),
+            reported_role: self.role(),
+            reported_primary: self.primary.as_ref(),
             state: self.answers.then_some(state),
         }
     }
@@ -288,7 +288,7 @@ fn failed(epochs: [u64; 2]) -> Scene {
 }
 
 #[test]
-fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed() {
+fn a_replica_that_nobody_votes_for_learns_what_its_primary_claimed() {
     let remind = || Change::Remind { primary: id(0), epoch: 9, replicas: vec![id(3)] };
     let changes = |scene: &Scene| -> Vec<Change> {
         scene.plan().actions.into_iter().map(|action| action.change).collect()

@@ -14,7 +14,7 @@ use super::{REACH_MS, attach, deployment, drain, of_kind, run, shown, try_run};
 
 whimbrel_lab::for_each_engine! {
     async on Redis62 Valkey91:
-        every_plain_command_is_told
+        every_plain_command_is_reported
         what_empties_databases_is_found_out
         one_that_is_turned_off_ends
 }
@@ -24,9 +24,9 @@ mod matrix {
     use whimbrel_lab::Engine::{Redis60, Redis70, Redis74, Redis86};
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn every_plain_command_is_told() {
+    async fn every_plain_command_is_reported() {
         for engine in [Redis60, Redis70, Redis74, Redis86] {
-            super::every_plain_command_is_told(engine).await;
+            super::every_plain_command_is_reported(engine).await;
         }
     }
 
@@ -39,8 +39,8 @@ mod matrix {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn types_of_which_nothing_is_told_are_named_on_redis_7_4() {
-        super::types_of_which_nothing_is_told_are_named().await;
+    async fn types_of_which_nothing_is_reported_are_named_on_redis_7_4() {
+        super::types_of_which_nothing_is_reported_are_named().await;
     }
 }
 
@@ -63,7 +63,7 @@ fn keys_of(expected: &str) -> Vec<BTreeSet<&str>> {
         .collect()
 }
 
-async fn every_plain_command_is_told(engine: Engine) {
+async fn every_plain_command_is_reported(engine: Engine) {
     let server = publishing(engine).start().expect("a server");
     let mut con = server.connection();
     let feed = followed(&server).await;
@@ -260,7 +260,7 @@ async fn rights_decide_which_feed_is_had() {
 }
 
 /// Some modules publish what changes their keys, and some do not. Those that do not are named.
-async fn types_of_which_nothing_is_told_are_named() {
+async fn types_of_which_nothing_is_reported_are_named() {
     let server = publishing(Engine::Redis74).modules().start().expect("a server");
     let mut con = server.connection();
     let feed = followed(&server).await;
@@ -301,7 +301,7 @@ async fn types_of_which_nothing_is_told_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_vector_sets_nothing_is_told() {
+async fn of_vector_sets_nothing_is_reported() {
     let server = publishing(Engine::Redis86).start().expect("a server");
     let mut con = server.connection();
     let feed = followed(&server).await;

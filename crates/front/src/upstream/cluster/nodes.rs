@@ -103,7 +103,7 @@ impl<A: Admission> Cluster<A> {
         gate: Arc<A>,
     ) -> Result<Arc<Cluster<A>>> {
         let table = ask_table(backend).await?;
-        let members = Deployment::told(endpoint, backend.options, backend, gate.topology());
+        let members = Deployment::of_members(endpoint, backend.options, backend, gate.topology());
         Ok(Arc::new(Cluster::known(members, table, Role::Members(gate))))
     }
 

@@ -55,7 +55,7 @@ proptest! {
 
     /// One scanner finds all frames of a stream that comes in any pieces.
     #[test]
-    fn concatenated_frames_are_told_apart(
+    fn concatenated_frames_are_distinguished(
         frames in prop::collection::vec(encoded(), 1..8),
         pieces in prop::collection::vec(1..200_usize, 1..50),
     ) {

@@ -12,7 +12,7 @@ whimbrel_lab::for_each_engine! {
         an_attempt_may_be_repeated_and_voids_what_it_sent_before
         what_a_failed_attempt_left_is_removed_and_what_somebody_has_is_not
         a_full_server_can_be_left_and_is_not_filled
-        a_user_who_may_not_is_told_what_is_missing
+        a_user_who_may_not_learns_what_is_missing
         a_slot_on_its_way_to_another_node_is_left_alone
 }
 
@@ -114,7 +114,7 @@ async fn an_attempt_may_be_repeated_and_voids_what_it_sent_before(engine: Engine
 }
 
 #[tokio::test]
-async fn tokens_of_any_size_are_told_apart() {
+async fn tokens_of_any_size_are_distinguished() {
     for cluster in start(&Engine::ALL) {
         let mut side = Backend::of(cluster, Side::Source).await;
         let of = |version, term| Token { version, term };
@@ -203,7 +203,7 @@ async fn a_full_server_can_be_left_and_is_not_filled(engine: Engine) {
     assert_eq!(pair.a.clear(token(2)).await.expect("cleared"), 30);
 }
 
-async fn a_user_who_may_not_is_told_what_is_missing(engine: Engine) {
+async fn a_user_who_may_not_learns_what_is_missing(engine: Engine) {
     let mut pair = Pair::of(engine, engine).await;
     pair.a.fill(3).await;
     for denied in ["-eval", "-restore", "-set", "-cluster|getkeysinslot"] {
