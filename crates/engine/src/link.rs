@@ -429,6 +429,33 @@ impl Link {
         Ok(replies)
     }
 
+    /// Sends commands in one round trip, and returns what is answered to each; with `asking` each follows an
+    /// `ASKING`, for slots that the server is importing. What it refuses is a reply.
+    ///
+    /// # Errors
+    /// As [`Link::ask`].
+    pub async fn ask_each<'c>(
+        &mut self,
+        asking: bool,
+        commands: &[impl AsRef<[&'c [u8]]>],
+    ) -> Result<Vec<Value>> {
+        for command in commands {
+            if asking {
+                self.push(&[b"ASKING"]);
+            }
+            self.push(command.as_ref());
+        }
+        self.flush().await?;
+        let mut replies = Vec::with_capacity(commands.len());
+        for _ in commands {
+            if asking {
+                self.reply().await?;
+            }
+            replies.push(self.reply().await?);
+        }
+        Ok(replies)
+    }
+
     /// Sends one command and returns its reply, an error reply as a value.
     ///
     /// # Errors

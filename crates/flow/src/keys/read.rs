@@ -444,21 +444,8 @@ pub async fn exist<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<bo
 /// # Errors
 /// Whatever the link reports. What the server refuses is a reply.
 pub(crate) async fn dumps<K: AsRef<[u8]>>(link: &mut Link, keys: &[K], asking: bool) -> Result<Vec<Value>> {
-    for key in keys {
-        if asking {
-            link.push(&[b"ASKING"]);
-        }
-        link.push(&[Fetch::Payload.command(), key.as_ref()]);
-    }
-    link.flush().await?;
-    let mut replies = Vec::with_capacity(keys.len());
-    for _ in keys {
-        if asking {
-            link.reply().await?;
-        }
-        replies.push(link.reply().await?);
-    }
-    Ok(replies)
+    let commands: Vec<_> = keys.iter().map(|key| [Fetch::Payload.command(), key.as_ref()]).collect();
+    link.ask_each(asking, &commands).await
 }
 
 /// Says of each key in how many milliseconds it expires; `None` where it never does, or does not exist.

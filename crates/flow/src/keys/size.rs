@@ -77,21 +77,8 @@ pub async fn measure_exactly(
 }
 
 async fn measure(link: &mut Link, keys: &[&Bytes], how: Samples, asking: bool) -> Result<Vec<Value>> {
-    for key in keys {
-        if asking {
-            link.push(&[b"ASKING"]);
-        }
-        link.push(&usage(key, how));
-    }
-    link.flush().await?;
-    let mut replies = Vec::with_capacity(keys.len());
-    for _ in keys {
-        if asking {
-            link.reply().await?;
-        }
-        replies.push(link.reply().await?);
-    }
-    Ok(replies)
+    let commands: Vec<_> = keys.iter().map(|key| usage(key, how)).collect();
+    link.ask_each(asking, &commands).await
 }
 
 /// The memory that a key takes, in bytes: exact where it is not above `large_bytes`, and else no less than

@@ -571,21 +571,7 @@ impl Reader {
         let Some(link) = self.redirects.get_mut(address) else {
             return Err(Error::own("follow a redirection", "no connection"));
         };
-        for args in commands {
-            if asking {
-                link.push(&[b"ASKING"]);
-            }
-            link.push(args);
-        }
-        link.flush().await?;
-        let mut replies = Vec::with_capacity(commands.len());
-        for _ in commands {
-            if asking {
-                link.reply().await?;
-            }
-            replies.push(link.reply().await?);
-        }
-        Ok(replies)
+        link.ask_each(asking, commands).await
     }
 
     async fn of_wanted_types(&mut self, keys: Vec<Bytes>) -> Result<Vec<Bytes>> {

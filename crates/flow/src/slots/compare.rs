@@ -328,25 +328,6 @@ async fn reply(link: &mut Link, asking: bool, command: &[u8]) -> Result<Value> {
     link.check(reply, command)
 }
 
-/// Asks about each key in one round trip. What a server refuses is a reply.
-async fn ask_all(link: &mut Link, asking: bool, questions: &[Vec<&[u8]>]) -> Result<Vec<Value>> {
-    for question in questions {
-        if asking {
-            link.push(&[b"ASKING"]);
-        }
-        link.push(question);
-    }
-    link.flush().await?;
-    let mut replies = Vec::with_capacity(questions.len());
-    for _ in questions {
-        if asking {
-            link.reply().await?;
-        }
-        replies.push(link.reply().await?);
-    }
-    Ok(replies)
-}
-
 /// What a value consists of: its type, how many elements it has, and which. `None` where the server does not
 /// say.
 type Elements = Option<(String, i64, Vec<Vec<Value>>)>;
@@ -354,7 +335,8 @@ type Elements = Option<(String, i64, Vec<Vec<Value>>)>;
 /// The elements of each key, in three round trips.
 async fn elements_of(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Vec<Elements>> {
     let types: Vec<Vec<&[u8]>> = keys.iter().map(|key| vec![&b"TYPE"[..], key]).collect();
-    let kinds: Vec<String> = ask_all(link, asking, &types)
+    let kinds: Vec<String> = link
+        .ask_each(asking, &types)
         .await?
         .into_iter()
         .map(|kind| kind.as_str().unwrap_or_default().to_owned())
@@ -376,7 +358,7 @@ async fn elements_of(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Ve
         known.push((at, vec![length, &key[..]], all));
     }
     let questions: Vec<Vec<&[u8]>> = known.iter().map(|(_, length, _)| length.clone()).collect();
-    let lengths = ask_all(link, asking, &questions).await?;
+    let lengths = link.ask_each(asking, &questions).await?;
     let mut found: Vec<Elements> = vec![None; keys.len()];
     let (mut read, mut questions) = (Vec::new(), Vec::new());
     for ((at, _, all), length) in known.into_iter().zip(lengths) {
@@ -388,7 +370,7 @@ async fn elements_of(link: &mut Link, asking: bool, keys: &[Bytes]) -> Result<Ve
             found[at] = Some((kind, length, Vec::new()));
         }
     }
-    for ((at, kind, length), reply) in read.into_iter().zip(ask_all(link, asking, &questions).await?) {
+    for ((at, kind, length), reply) in read.into_iter().zip(link.ask_each(asking, &questions).await?) {
         if ServerError::of(&reply).is_none() {
             let elements = ordered(&kind, reply);
             found[at] = Some((kind, length, elements));
@@ -437,7 +419,7 @@ async fn same_elements(source: &mut Link, target: &mut Link, keys: &[Bytes]) -> 
 /// so payloads differ. Nothing goes through one in pieces, so of a large one a random part is compared.
 async fn same_vectors(source: &mut Link, target: &mut Link, key: &Bytes, count: i64) -> Result<bool> {
     let most = count.min(VECTORS_MAX).to_string();
-    let names = ask_all(source, false, &[vec![b"VRANDMEMBER", key, most.as_bytes()]]).await?;
+    let names = source.ask_each(false, &[[&b"VRANDMEMBER"[..], key, most.as_bytes()]]).await?;
     let names = names.into_iter().next().and_then(Value::into_items).unwrap_or_default();
     let names: Vec<Bytes> = names.into_iter().filter_map(Value::into_bytes).collect();
     for part in names.chunks(KEYS_AT_ONCE) {
@@ -446,7 +428,7 @@ async fn same_vectors(source: &mut Link, target: &mut Link, key: &Bytes, count: 
             .flat_map(|name| [vec![b"VEMB", &key[..], name, b"RAW"], vec![b"VGETATTR", &key[..], name]])
             .collect();
         let (ours, theirs) =
-            tokio::join!(ask_all(source, false, &questions), ask_all(target, true, &questions));
+            tokio::join!(source.ask_each(false, &questions), target.ask_each(true, &questions));
         let ours = ours?;
         // Where it may not be asked, it is not known to be the same.
         if ours.iter().any(|reply| ServerError::of(reply).is_some()) || ours != theirs? {
