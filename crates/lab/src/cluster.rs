@@ -506,15 +506,18 @@ impl Cluster {
     /// What keeps the running nodes, except one, from being a cluster that is well.
     fn disagreement_without(&self, absent: Option<usize>) -> Option<String> {
         let present: Vec<usize> = self.running().filter(|&index| Some(index) != absent).collect();
-        let mut first: Option<Vec<(String, String)>> = None;
+        let mut first: Option<Vec<Role>> = None;
         for &index in &present {
             match self.trouble_at(index, &present) {
                 Err(error) => return Some(error.to_string()),
                 Ok(Err(trouble)) => return Some(trouble),
-                Ok(Ok(owners)) => match &first {
-                    None => first = Some(owners),
-                    Some(first) if *first != owners => {
-                        return Some(format!("nodes {} and {index} disagree on who owns what", present[0]));
+                Ok(Ok(roles)) => match &first {
+                    None => first = Some(roles),
+                    Some(first) if *first != roles => {
+                        let first = present[0];
+                        return Some(format!(
+                            "nodes {first} and {index} disagree on who owns or follows what"
+                        ));
                     }
                     Some(_) => {}
                 },
@@ -523,12 +526,8 @@ impl Cluster {
         None
     }
 
-    /// Who owns what in the eyes of a node, or what troubles it.
-    fn trouble_at(
-        &self,
-        index: usize,
-        present: &[usize],
-    ) -> Result<Result<Vec<(String, String)>, String>, LabError> {
+    /// Who owns or follows what in the eyes of a node, or what troubles it.
+    fn trouble_at(&self, index: usize, present: &[usize]) -> Result<Result<Vec<Role>, String>, LabError> {
         let info: String = self.ask(index, "CLUSTER INFO", cmd("CLUSTER").arg("INFO"))?;
         if !info.lines().any(|line| line == "cluster_state:ok") {
             return Ok(Err(format!("node {index} does not say cluster_state:ok")));
@@ -546,13 +545,14 @@ impl Cluster {
                 return Ok(Err(format!("replica {index} has no link to its primary")));
             }
         }
-        let mut owners: Vec<_> = view
+        // A node that comes back as a replica is a primary without slots to the others until they hear of it.
+        let mut roles: Vec<Role> = view
             .into_iter()
-            .filter(|entry| !entry.slots.is_empty())
-            .map(|entry| (entry.id, format!("{:?}", entry.slots)))
+            .filter(|entry| present.iter().any(|&other| self.ids[other] == entry.id))
+            .map(|entry| (entry.id, entry.primary, format!("{:?}", entry.slots)))
             .collect();
-        owners.sort();
-        Ok(Ok(owners))
+        roles.sort();
+        Ok(Ok(roles))
     }
 
     /// A replica that is not yet known to all as one of its primary, or not yet fed by it, if there is one.
@@ -615,6 +615,9 @@ impl fmt::Debug for Cluster {
 fn cluster_port(node: &Server) -> u16 {
     node.tls_port().unwrap_or(node.port())
 }
+
+/// What a node is to another: its id, that of its primary where it has one, and its slots.
+type Role = (String, Option<String>, String);
 
 /// One line of `CLUSTER NODES`.
 #[derive(Debug, PartialEq, Eq)]
