@@ -76,6 +76,18 @@ pub struct KeyFailure {
     pub reason: String,
 }
 
+/// A failed key as a later run has to know it: a run that goes on reads some keys again.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct FailedKey {
+    /// What people see of it.
+    #[serde(flatten)]
+    pub failure: KeyFailure,
+    /// Hash of its database and its whole name, in hexadecimal: of a long name only the beginning is shown.
+    /// Journals of earlier versions have none.
+    #[serde(default)]
+    pub hash: String,
+}
+
 /// How far a copy is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct JournalState {
@@ -97,7 +109,7 @@ pub struct JournalState {
     /// How many keys could not be copied so far.
     pub failed: u64,
     /// The first of them.
-    pub failures: Vec<KeyFailure>,
+    pub failures: Vec<FailedKey>,
     /// The process behind each primary of the target. Another one may have lost what was acknowledged.
     pub target_runs: HashMap<String, String>,
 }

@@ -92,7 +92,7 @@ pub(crate) fn remember(shared: &Shared, state: &JournalState) {
 /// does.
 pub(crate) fn record(shared: &Shared, state: &mut JournalState) {
     state.failed = shared.failures.count();
-    state.failures = shared.failures.listed();
+    state.failures = shared.failures.for_journal();
     let (source, target) = shared.suspects.by_side();
     state.doubt_source = Some(source).filter(|slots| !slots.is_empty());
     state.doubt_target = Some(target).filter(|slots| !slots.is_empty());

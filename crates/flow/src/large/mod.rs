@@ -330,7 +330,9 @@ impl Mover<'_> {
         target.flush().await?;
         let mut failure = None;
         let mut judge = |target: &Link, reply, command: &[u8], expect| {
-            let judged = target.check(reply, command).and_then(|reply| match expect {
+            let reply =
+                target.check(reply, command).map_err(|e| if has_vanished(&e) { lost(target) } else { e });
+            let judged = reply.and_then(|reply| match expect {
                 Expect::NoError => Ok(()),
                 Expect::Counts(n) => {
                     sent.cardinality += n;
@@ -555,8 +557,17 @@ impl Mover<'_> {
 
 /// The target does not hold what it took in: transient, since a failover does that.
 fn lost(target: &Link) -> Error {
-    let kind = ErrorKind::Broken(io::Error::other("the staging key lost elements, perhaps by a failover"));
+    let kind = ErrorKind::Broken(io::Error::other(
+        "the staging key lost elements, perhaps by a failover or an eviction",
+    ));
     Error::new(target.endpoint().side, target.address().to_string(), "write a key in chunks", kind)
+}
+
+/// Whether a server says that the key, or a group that was made in it, is not there: a failover lost it, the
+/// server evicted it, or a resumed run took it for a leftover. Nothing is wrong with the value.
+fn has_vanished(e: &Error) -> bool {
+    let text = e.server().map_or("", |refused| &refused.text);
+    text == "ERR no such key" || text.starts_with("NOGROUP") || text.contains("requires the key to exist")
 }
 
 /// Watches the key; false where the server does not let us.

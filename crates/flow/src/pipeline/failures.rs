@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use whimbrel_core::slot::{Slot, SlotSet};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use crate::journal::KeyFailure;
+use crate::journal::{FailedKey, KeyFailure};
 use crate::keys::shown;
 use crate::progress::CopyProgress;
 
@@ -28,32 +28,21 @@ pub(crate) struct Failures {
 struct Known {
     /// The first of them, for people.
     listed: Vec<(u128, KeyFailure)>,
-    /// All of them with their slots, where changes are followed: 32 bytes for each.
+    /// All of them with their slots, where changes are followed: 32 bytes for each. Of those that an earlier
+    /// run has found only the listed ones.
     failing: HashMap<u128, Slot>,
 }
 
-/// In the place of a name that is not known: that of a key which an earlier run has found.
-const UNNAMED: u128 = 0;
-
 impl Known {
     /// Whether a key is listed. A scan may return it twice, and a resumed run reads pages again whose
-    /// failures were written down already. From then on its name is known.
-    fn lists(&mut self, name: u128, failure: &KeyFailure) -> bool {
-        // Of a long name only the beginning is written down.
-        let is_whole = !failure.key.ends_with("…\"");
-        let is_same = |of: &KeyFailure| is_whole && (of.db, &of.key) == (failure.db, &failure.key);
-        let is_it =
-            |(listed, of): &&mut (u128, KeyFailure)| *listed == name || *listed == UNNAMED && is_same(of);
-        let Some((listed, _)) = self.listed.iter_mut().find(is_it) else { return false };
-        *listed = name;
-        true
+    /// failures were written down already.
+    fn lists(&self, name: u128) -> bool {
+        self.listed.iter().any(|(listed, _)| *listed == name)
     }
 
-    /// How many there are that can be distinguished. Not all of those that are known by name are listed, and
-    /// of those from an earlier run no name is known.
+    /// How many there are that can be distinguished: what is listed is among those that are followed.
     fn len(&self) -> usize {
-        let unnamed = self.listed.iter().filter(|(name, _)| !self.failing.contains_key(name));
-        self.failing.len() + unnamed.count()
+        self.failing.len().max(self.listed.len())
     }
 }
 
@@ -76,7 +65,7 @@ impl Failures {
         let (name, slot) = (name_of(db, key), Slot::of_key(key));
         let failure = KeyFailure { db, key: shown(key), slot: slot.number(), reason };
         let mut known = self.known();
-        if self.follows && known.failing.insert(name, slot).is_some() || known.lists(name, &failure) {
+        if self.follows && known.failing.insert(name, slot).is_some() || known.lists(name) {
             return;
         }
         CopyProgress::add(&self.progress.failed, 1);
@@ -121,12 +110,29 @@ impl Failures {
         self.known().listed.iter().map(|(_, failure)| failure.clone()).collect()
     }
 
+    /// The first of them, for a later run.
+    pub(crate) fn for_journal(&self) -> Vec<FailedKey> {
+        let with_hash = |(name, failure): &(u128, KeyFailure)| FailedKey {
+            failure: failure.clone(),
+            hash: format!("{name:032x}"),
+        };
+        self.known().listed.iter().map(with_hash).collect()
+    }
+
     /// Takes over what an earlier run has found, in place of all that is known.
-    pub(crate) fn take_over(&self, count: u64, listed: &[KeyFailure]) {
+    pub(crate) fn take_over(&self, count: u64, listed: &[FailedKey]) {
         self.progress.failed.store(count, Ordering::Relaxed);
-        // Of those that are not listed no name is known, of the others only what a person needs to know.
-        let listed = listed.iter().map(|failure| (UNNAMED, failure.clone())).collect();
-        *self.known() = Known { listed, failing: HashMap::new() };
+        let mut known = Known::default();
+        for FailedKey { failure, hash } in listed {
+            // Without a hash the key differs from all others, and counts again where it is met again.
+            let name = u128::from_str_radix(hash, 16)
+                .unwrap_or_else(|_| name_of(failure.db, failure.key.as_bytes()));
+            known.listed.push((name, failure.clone()));
+            if let Some(slot) = Slot::new(failure.slot).filter(|_| self.follows) {
+                known.failing.insert(name, slot);
+            }
+        }
+        *self.known() = known;
     }
 }
 
@@ -151,11 +157,17 @@ mod tests {
     fn a_key_that_an_earlier_run_has_noted_fails_once() {
         let before = of_copy();
         before.note(0, b"a", "too large".to_owned());
+        // Of such names only the beginning is shown.
+        let long = |end: char| format!("{}{end}", "long".repeat(100));
+        before.note(0, long('a').as_bytes(), "too large".to_owned());
         let again = of_copy();
-        again.take_over(before.count(), &before.listed());
+        again.take_over(before.count(), &before.for_journal());
         again.note(0, b"a", "too large".to_owned());
-        again.note(0, b"b", "too large".to_owned());
+        again.note(0, long('a').as_bytes(), "too large".to_owned());
         assert_eq!((again.count(), again.listed().len()), (2, 2));
+        again.note(0, b"b", "too large".to_owned());
+        again.note(0, long('b').as_bytes(), "too large".to_owned());
+        assert_eq!((again.count(), again.listed().len()), (4, 4));
     }
 
     #[test]
@@ -163,7 +175,7 @@ mod tests {
         let failures = Failures::new(Arc::default(), true);
         let before = of_copy();
         before.note(0, b"a", "too large".to_owned());
-        failures.take_over(before.count(), &before.listed());
+        failures.take_over(before.count(), &before.for_journal());
         failures.note(0, b"a", "too large".to_owned());
         assert_eq!((failures.count(), failures.listed().len()), (1, 1));
         failures.arrived(0, b"a");

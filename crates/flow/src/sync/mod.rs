@@ -380,7 +380,7 @@ impl Syncer {
     fn take_failures(&mut self) -> SlotSet {
         let copy = &mut self.state.copy;
         let listed = copy.failures.len() as u64;
-        let slots = copy.failures.drain(..).filter_map(|failure| Slot::new(failure.slot));
+        let slots = copy.failures.drain(..).filter_map(|key| Slot::new(key.failure.slot));
         let slots = slots.fold(SlotSet::new(), |mut all, slot| {
             all.insert(slot);
             all

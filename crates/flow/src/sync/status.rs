@@ -308,8 +308,9 @@ impl SyncStatus {
         self.lock().compare_ms = Some(ms);
     }
 
-    pub(super) fn failures(&self, failures: &[KeyFailure]) {
-        self.lock().failures = failures.iter().take(FAILURES_SHOWN).cloned().collect();
+    pub(super) fn failures(&self, mut failures: Vec<KeyFailure>) {
+        failures.truncate(FAILURES_SHOWN);
+        self.lock().failures = failures;
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

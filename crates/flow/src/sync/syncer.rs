@@ -127,7 +127,7 @@ impl Syncer {
     fn collect(&mut self) {
         self.state.layout = copy::layout(&self.seen.0);
         copy::record(&self.shared, &mut self.state.copy);
-        self.status.failures(&self.state.copy.failures);
+        self.status.failures(self.shared.failures.listed());
         self.state.suspects = self.all_suspects().to_string();
     }
 

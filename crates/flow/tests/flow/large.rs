@@ -539,6 +539,32 @@ async fn lost_elements_are_noticed() {
     assert_eq!(call(&mut pair.target_side, &[b"GET", b"s"]).await.as_str(), Some("before"));
 }
 
+#[tokio::test]
+async fn a_stream_whose_staging_key_vanishes_is_transferred_again() {
+    let (_source, _target, mut pair) = two(Engine::Redis80, Engine::Redis70).await;
+    run(&mut pair.source_side, &["XGROUP CREATE s g 0 MKSTREAM"]).await;
+    pipeline(&mut pair.source_side, 20_000, |i| words(&format!("XADD s {}-1 field value", i + 1))).await;
+    run(&mut pair.source_side, &["XREADGROUP GROUP g reader COUNT 500 STREAMS s >"]).await;
+    let t = staged(b"s", Existing::Replace, 1, (&pair.source_can, &pair.target_can));
+    let staging = staging_key(JOB, b"s");
+    let side = &mut pair.target_side;
+    // As an eviction would, or a run that removes what it takes for a leftover.
+    let remover = async {
+        for _ in 0..10_000 {
+            if int(side, &[b"XLEN", &staging]).await > 0 {
+                break;
+            }
+        }
+        int(side, &[b"UNLINK", &staging]).await
+    };
+    let (result, removed) = tokio::join!(transfer(&mut pair.source, &mut pair.target, &t), remover);
+    assert_eq!(removed, 1, "the staging key was not there in time: {result:?}");
+    let error = result.expect_err("a lost group");
+    assert!(error.is_transient() && error.side == Side::Target, "{error}");
+    assert!(matches!(pair.replace(b"s", 64 << 10).await, Outcome::Written { .. }));
+    pair.assert_equal(b"s", "second try").await;
+}
+
 async fn staging_keys_stay_in_the_slot(engine: Engine) {
     let start = || Server::builder(engine).cluster().start().expect("a node");
     let (source, target) = (start(), start());
