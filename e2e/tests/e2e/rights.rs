@@ -137,7 +137,7 @@ fn what_takes_more_is_refused() {
         (vec!["copy", &from, &to, "--verify"], comparison),
         (vec!["copy", &from, &to, "--fail"], comparison),
         (vec!["verify", &from, &to], comparison),
-        (vec!["copy", &from, &to, "--db", "all"], "nothing else tells which databases hold keys"),
+        (vec!["copy", &from, &to, "--db", "all"], "nothing else shows which databases hold keys"),
         (vec!["copy", &from, &to, "--type", "string", "--type", "hash"], "TYPE, which this user may not run"),
         (vec!["copy", &from, &to, "--db", "1"], "SELECT"),
         (vec!["copy", &from, &to, "--functions"], "FUNCTION"),

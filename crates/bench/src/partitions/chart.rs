@@ -34,7 +34,7 @@ pub(super) fn svg(title: &str, rows: &[Outcome]) -> String {
     };
     let panels = vec![
         Panel { name: "time for each move, µs", scale: (1, 6), values: per_move },
-        Panel { name: "bytes told for each move", scale: (1, 8), values: published },
+        Panel { name: "bytes published for each move", scale: (1, 8), values: published },
     ];
     let (settings, contenders) = (sizes.iter().map(named).collect(), modes.into_iter().map(name).collect());
     Bars { title, settings, contenders, panels }.svg()

@@ -228,7 +228,7 @@ impl Report {
             "p99 µs",
             "one move p50 ms",
             "p99 ms",
-            "bytes told",
+            "bytes published",
             "to bystanders",
             "by",
         ];

@@ -101,7 +101,7 @@ pub struct PlannedDb {
 /// As [`Deployment::open`] and `INFO`; `Unfit` where this user has no right to that.
 pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
     deployment
-        .check_known("nothing else tells which databases hold keys", "name the database, or give it +info")?;
+        .check_known("nothing else shows which databases hold keys", "name the database, or give it +info")?;
     let mut sums = std::collections::BTreeMap::new();
     for shard in &deployment.topology().shards {
         let mut link = deployment.open(&shard.primary, 0).await?;

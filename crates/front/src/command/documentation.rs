@@ -37,7 +37,7 @@ pub fn markdown() -> String {
         "\n## As a cluster\n\n\
          With `--cluster-face` the front answers these in the place of a server that says that it is no \
          cluster. Whatever else the server answers is passed on.\n\n\
-         | command | what the client is told |\n|---|---|\n",
+         | command | what the client gets |\n|---|---|\n",
     );
     text.push_str(&faced());
     text
@@ -127,7 +127,7 @@ fn migrating() -> String {
          | any other with keys | keys that have not moved do so first, then the target |\n",
     );
     text.push_str(&format!(
-        "| any other without keys, or whose keys the servers do not tell | refused: {KEYS_UNKNOWN} |\n"
+        "| any other without keys, or whose keys the servers do not show | refused: {KEYS_UNKNOWN} |\n"
     ));
     text.push_str(&format!("| what the target does not have | refused: {UNKNOWN} |\n"));
     text
@@ -135,7 +135,7 @@ fn migrating() -> String {
 
 fn described(note: Note) -> &'static str {
     match note {
-        Note::Trait(_) => "the target answers; the source is told the same",
+        Note::Trait(_) => "the target answers; the source is sent the same",
         Note::Multi => "the target answers; the keys of what is queued move first",
         Note::Watch => "the keys move first, then the target",
         Note::Exec | Note::Unwatch | Note::Select => "the target answers",
@@ -155,11 +155,11 @@ fn clustered() -> String {
                 "to the owner of the slot that its keys are in; a transaction after it goes there as well"
             }
             ClusterRule::Unwatch => "to the node that watches",
-            ClusterRule::Noted(_) => "each node that is needed is told the same",
+            ClusterRule::Noted(_) => "each node that is needed is sent the same",
             ClusterRule::Reset => "as on a new connection",
             ClusterRule::Select => "database 0 only",
             ClusterRule::Quit => "ends the connection, when all replies have come",
-            ClusterRule::Listen => "one node tells of messages, of whichever node they were published at",
+            ClusterRule::Listen => "one node delivers messages, at whichever node they were published",
             ClusterRule::ListenAtSlot => {
                 "the owner of the slot; channels of several nodes take several connections"
             }

@@ -170,5 +170,5 @@ pub(super) const OTHER_SERVER: &str = "keys are on two servers: connect to the s
 pub(super) const PATTERNS: &str =
     "BY and GET reach keys that are not declared: wait until all keys have moved";
 pub(super) const KEYS_UNKNOWN: &str =
-    "its keys cannot be told, so it might use one that has not moved: wait until all keys have moved";
+    "its keys are not known, so it might use one that has not moved: wait until all keys have moved";
 pub(super) const UNKNOWN: &str = "the server that keys move to has no such command";

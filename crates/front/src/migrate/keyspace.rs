@@ -19,8 +19,8 @@ use crate::upstream::Upstream;
 use crate::upstream::identity::{Identity, ReplyReader};
 use whimbrel_flow::large::staging_key;
 
-/// Set in cursors of the target's phase. No server has so many buckets that it uses this bit, and all clients
-/// can count so far.
+/// Set in cursors of the target's phase. No server has enough buckets to use this bit, and every client can
+/// count that far.
 const TARGET_PHASE: u64 = 1 << 52;
 
 /// Below that is the number of the turn. A cursor of another one says nothing of what is at which server now.

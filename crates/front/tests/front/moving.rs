@@ -45,7 +45,7 @@ fn what_cannot_be_exact_is_refused_and_says_why() {
         ("CONFIG SET maxmemory 1", "keys are on two servers"),
         ("CLIENT PAUSE 1", "keys are on two servers"),
         ("DEBUG SLEEP 0", "keys are on two servers"),
-        ("CLUSTER INFO", "its keys cannot be told"),
+        ("CLUSTER INFO", "its keys are not known"),
         ("NOSUCH k", "the server that keys move to has no such command"),
         ("CLIENT TRACKING ON", "invalidations cannot be kept exact"),
     ];
