@@ -35,6 +35,9 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(5);
 
+/// What commands may take that no client should feel.
+const SLOW_US: f64 = 50_000.0;
+
 /// How often another port is tried when somebody was quicker.
 const ATTEMPTS: u32 = 8;
 
@@ -422,6 +425,22 @@ impl Server {
     /// When the connection fails, or the server refuses the command.
     pub fn call(&self, command: &[&str]) -> redis::Value {
         self.try_call(command).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Commands that took more than 50 ms on average since this was asked last, with their statistics. One that
+    /// a busy machine has interrupted is none, if it is one of many.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub fn slow_commands(&self) -> Vec<String> {
+        let stats: String =
+            redis::from_redis_value(self.call(&["INFO", "commandstats"])).expect("statistics are text");
+        self.call(&["CONFIG", "RESETSTAT"]);
+        let is_slow = |line: &&str| {
+            let average_us = line.split(',').find_map(|field| field.strip_prefix("usec_per_call="));
+            average_us.is_some_and(|us| us.parse::<f64>().expect("a number") > SLOW_US)
+        };
+        stats.lines().filter(is_slow).map(|line| format!("{}: {line}", self.addr())).collect()
     }
 
     /// SIGKILL, as in a crash, and waits for the end. The folder stays.

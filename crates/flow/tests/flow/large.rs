@@ -12,7 +12,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Code, Error, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
-use whimbrel_engine::probe::{Capabilities, Info};
+use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::large::{
     Assembly, Existing, KeyType, Outcome, TRIES_MAX, Transfer, staging_key, transfer, type_of,
 };
@@ -243,19 +243,6 @@ async fn a_key_that_becomes_another_starts_over() {
     pair.assert_equal(b"k", "as a string").await;
 }
 
-/// Commands that take more than 50 ms on average since this was asked last. One that a busy machine has
-/// interrupted is none, if it is one of many.
-async fn slow_commands(link: &mut Link) -> Vec<String> {
-    let stats = Info::ask(link, "commandstats").await.expect("statistics");
-    run(link, &["CONFIG RESETSTAT"]).await;
-    let average_us = |stat: &str| {
-        let field = stat.split(',').find_map(|field| field.strip_prefix("usec_per_call="));
-        field.expect("an average").parse::<f64>().expect("a number")
-    };
-    let slow = stats.fields().filter(|(_, stat)| average_us(stat) > 50_000.0);
-    slow.map(|(name, stat)| format!("{name}: {stat}")).collect()
-}
-
 #[tokio::test]
 async fn commands_of_big_collections_are_short() {
     const COUNT: usize = 200_000;
@@ -273,12 +260,12 @@ async fn commands_of_big_collections_are_short() {
             .await;
         pipeline(&mut pair.source_side, 32, |i| vec![b"APPEND".into(), b"string".into(), blob(i, 1 << 20)])
             .await;
-        slow_commands(&mut pair.source_side).await;
+        source.slow_commands();
         for (key, bytes_min) in [(&b"hash"[..], 200_000_000), (b"list", 200_000_000), (b"string", 32 << 20)] {
             // The first time there is nothing to replace.
             pair.replace(key, 256 << 10).await;
-            slow_commands(&mut pair.source_side).await;
-            slow_commands(&mut pair.target_side).await;
+            source.slow_commands();
+            target.slow_commands();
             // A command that takes long always does. One that the machine has interrupted does so now and
             // then.
             let mut slow = Vec::new();
@@ -286,8 +273,8 @@ async fn commands_of_big_collections_are_short() {
                 let outcome = pair.replace(key, 256 << 10).await;
                 let Outcome::Written { bytes, .. } = outcome else { panic!("{from} to {to}: {outcome:?}") };
                 assert!(bytes >= bytes_min, "{bytes} bytes");
-                slow = slow_commands(&mut pair.source_side).await;
-                slow.extend(slow_commands(&mut pair.target_side).await);
+                slow = source.slow_commands();
+                slow.extend(target.slow_commands());
                 if slow.is_empty() {
                     break;
                 }

@@ -75,8 +75,9 @@ fn big_keys_in_bounded_memory() {
         loop {
             tries -= 1;
             target.call(&["FLUSHALL", "ASYNC"]);
-            source.call(&["CONFIG", "RESETSTAT"]);
-            target.call(&["CONFIG", "RESETSTAT"]);
+            for server in [&source, &target] {
+                server.slow_commands();
+            }
             let state = folder();
             let mut running =
                 invocation(state.path(), &[&source.addr(), &target.addr(), "--memory", "16MiB", "--json"])
@@ -93,7 +94,7 @@ fn big_keys_in_bounded_memory() {
                 peak_bytes < BUDGET_BYTES + CONSTANT_BYTES,
                 "{peak_bytes} bytes were resident at the peak"
             );
-            let slow_ones: Vec<String> = [&source, &target].into_iter().flat_map(slow_commands).collect();
+            let slow_ones: Vec<String> = [&source, &target].into_iter().flat_map(Server::slow_commands).collect();
             if slow_ones.is_empty() {
                 break;
             }
@@ -109,21 +110,4 @@ fn peak_rss_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0 kB");
     line.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
-}
-
-/// Commands that take more than 50 ms on average, without those of the test itself. One that a busy machine
-/// has interrupted is none, if it is one of many.
-fn slow_commands(server: &Server) -> Vec<String> {
-    let stats = server.call(&["INFO", "commandstats"]);
-    let stats: String = redis::from_redis_value(stats).expect("text");
-    let average_us = |line: &&str| {
-        let field = line.split(',').find_map(|field| field.strip_prefix("usec_per_call="));
-        field.map(|field| field.parse::<f64>().expect("a number"))
-    };
-    stats
-        .lines()
-        .filter(|line| average_us(line).is_some_and(|us| us > 50_000.0))
-        .filter(|line| !line.starts_with("cmdstat_flushall"))
-        .map(|line| format!("{}: {line}", server.addr()))
-        .collect()
 }
