@@ -61,6 +61,11 @@ pub(super) struct Command {
 }
 
 impl Command {
+    /// The command as it is sent.
+    pub(super) fn words(&self) -> Vec<&[u8]> {
+        self.args.iter().map(|arg| &arg[..]).collect()
+    }
+
     pub(super) fn name(&self) -> &[u8] {
         self.args.first().map_or(b"", |name| &name[..])
     }
@@ -74,8 +79,52 @@ pub(super) struct Chunk {
     pub(super) elements: u64,
     /// Bytes of elements, for the report.
     pub(super) bytes: u64,
-    /// How many of the elements have a time to live of their own.
-    pub(super) mortal: u64,
+    /// The elements that have a time to live of their own.
+    pub(super) mortal: Mortal,
+}
+
+/// Elements that vanish by themselves: how many, and when the first and the last of them do, in milliseconds
+/// since the epoch.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mortal {
+    count: u64,
+    first_ms: i64,
+    last_ms: i64,
+}
+
+impl Mortal {
+    /// Adds elements that expire at the same time.
+    pub(super) fn add(&mut self, count: u64, at_ms: i64) {
+        self.join(Mortal { count, first_ms: at_ms, last_ms: at_ms });
+    }
+
+    /// Adds those of `other`.
+    pub(super) fn join(&mut self, other: Mortal) {
+        *self = match (self.count, other.count) {
+            (_, 0) => *self,
+            (0, _) => other,
+            _ => Mortal {
+                count: self.count + other.count,
+                first_ms: self.first_ms.min(other.first_ms),
+                last_ms: self.last_ms.max(other.last_ms),
+            },
+        };
+    }
+
+    /// Whether none of them has vanished at this time, so that whatever is missing was lost.
+    pub(super) fn are_all_there(&self, now_ms: i64) -> bool {
+        self.count == 0 || now_ms < self.first_ms
+    }
+
+    /// Whether this many elements may be missing at this time.
+    pub(super) fn may_lack(&self, missing: u64, now_ms: i64) -> bool {
+        missing == 0 || missing <= self.count && !self.are_all_there(now_ms)
+    }
+
+    /// Whether all of `cardinality` elements are among them and have vanished at this time.
+    pub(super) fn are_all_gone(&self, cardinality: u64, now_ms: i64) -> bool {
+        self.count >= cardinality && now_ms >= self.last_ms
+    }
 }
 
 impl Chunk {
@@ -171,6 +220,17 @@ pub(super) fn strings(reply: Value) -> Option<Vec<Bytes>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_missing_is_judged_by_when_it_vanishes() {
+        let mut mortal = Mortal::default();
+        assert!(mortal.may_lack(0, 1_000) && !mortal.may_lack(1, 1_000));
+        mortal.add(2, 500);
+        mortal.add(3, 900);
+        assert!(!mortal.may_lack(1, 499), "none has expired");
+        assert!(mortal.may_lack(5, 500) && !mortal.may_lack(6, 1_000));
+        assert!(!mortal.are_all_gone(5, 899) && mortal.are_all_gone(5, 900) && !mortal.are_all_gone(6, 900));
+    }
 
     fn split(sizes: &[usize], width: usize, chunk_bytes: usize) -> Vec<usize> {
         let items: Vec<Bytes> = sizes.iter().map(|&n| Bytes::from(vec![0; n])).collect();

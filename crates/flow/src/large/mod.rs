@@ -15,6 +15,11 @@
 //! has a time to live of one hour, renewed with each chunk, so that the orphan of a killed process disappears
 //! by itself.
 //!
+//! **Loss.** A failover, an eviction or a run that takes it for a leftover may remove the staging key, and
+//! the next chunk would create it anew. So the transaction that creates it gives it its time to live, and
+//! after each chunk it must have one: a key that came into being later has none. At the end it is watched
+//! while its elements are counted, until it has taken the key's place.
+//!
 //! **Slots on the move.** In a slot that the target is importing no staging key can be renamed, and none is
 //! needed: nobody reads the key before the slot is handed over. There the value is assembled under [its own
 //! name](Assembly::Importing). Hashes, sets and sorted sets are then read without `WATCH`: the caller follows
@@ -53,7 +58,7 @@ pub use staging::{staging_job, staging_key};
 pub(crate) use task::is_of_module;
 pub use task::{Assembly, Existing, KeyType, Outcome, Transfer, type_of};
 
-use chunk::{Chunk, Expect, Reader};
+use chunk::{Chunk, Expect, Mortal, Reader};
 use scanned::{Scanned, ScannedType};
 use sequence::{ListReader, StringReader};
 use stream::StreamReader;
@@ -76,6 +81,12 @@ pub(crate) const STAGING_TTL_MS: u64 = 3_600_000;
 
 /// How often it is asked when a key expires where the answer may be unclear.
 const EXPIRY_LOOKS: usize = 8;
+
+/// How far the clocks of this machine and of a server may be apart.
+const CLOCKS_APART_MS: i64 = 60_000;
+
+/// How often a value is tried to be renamed, at the last without `WATCH` where fields of it expire.
+const PUBLISH_TRIES: u32 = 6;
 
 /// What a server holds of a connection besides one long argument.
 const QUERY_SLACK_BYTES: u64 = 64 << 10;
@@ -126,8 +137,8 @@ struct Sent {
     elements: u64,
     /// The cardinality that the staging key must have, by the target's own replies.
     cardinality: u64,
-    /// How many fields with a time to live of their own may have vanished since.
-    mortal: u64,
+    /// What of it may have vanished since.
+    mortal: Mortal,
     started: bool,
 }
 
@@ -152,6 +163,10 @@ impl Mover<'_> {
             match self.attempt(source, target, attempt).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(Halt::Failed(e)) => return Err(e),
+                Err(Halt::Lost) => {
+                    self.unstage(target).await?;
+                    return Err(lost(target));
+                }
                 Err(Halt::Unholdable(why)) => {
                     unwatch(source).await?;
                     self.unstage(target).await?;
@@ -269,14 +284,7 @@ impl Mover<'_> {
             self.check_stop()?;
             self.check_lengths(&chunk)?;
             let (next, written) = tokio::join!(reader.next(source), self.write(target, chunk, &mut sent));
-            written.map_err(|e| match e.server() {
-                // Entries came in after the stream's last id was read: what `WATCH` would have said at the
-                // end.
-                Some(refused) if refused.text.contains("smaller than the target stream top item") => {
-                    Halt::Changed
-                }
-                _ => Halt::Failed(e),
-            })?;
+            written?;
             current = next?;
         }
         let closing = self.close(source, cardinality_command, reader.closing(), watched).await?;
@@ -292,7 +300,7 @@ impl Mover<'_> {
             self.unstage(target).await?;
             return Ok(Outcome::Gone);
         }
-        self.publish(source, target, cardinality_command, &closing, &sent).await.map_err(Halt::from)
+        self.publish(source, target, cardinality_command, &closing, &sent).await
     }
 
     /// A server closes the connection on a command that is too long: every try would end that way.
@@ -309,70 +317,126 @@ impl Mover<'_> {
     }
 
     /// Writes one chunk to the staging key. Takes in all replies, so that the link stays in step.
-    async fn write(&self, target: &mut Link, chunk: Chunk, sent: &mut Sent) -> Result<()> {
-        let first = !std::mem::replace(&mut sent.started, true);
-        if first {
-            self.push(target, &[b"UNLINK", &self.staging]);
+    async fn write(&self, target: &mut Link, chunk: Chunk, sent: &mut Sent) -> Result<(), Halt> {
+        let Some((first, rest)) = chunk.commands.split_first() else { return Ok(()) };
+        let before = (sent.mortal, sent.cardinality);
+        sent.mortal.join(chunk.mortal);
+        sent.bytes += chunk.bytes;
+        sent.elements += chunk.elements;
+        let creates = !std::mem::replace(&mut sent.started, true);
+        let ttl = STAGING_TTL_MS.to_string();
+        let bound: Vec<&[u8]> = vec![b"PEXPIRE", &self.staging, ttl.as_bytes()];
+        let unlink: Vec<&[u8]> = vec![b"UNLINK", &self.staging];
+        let creation = [unlink.clone(), first.words(), bound.clone()];
+        let renewal = [vec![&b"PERSIST"[..], &self.staging], bound];
+        match (creates, self.importing()) {
+            (true, true) => [unlink, first.words()].iter().for_each(|command| self.push(target, command)),
+            (true, false) => push_transaction(target, &creation),
+            (false, _) => self.push(target, &first.words()),
         }
-        for command in &chunk.commands {
-            let out = target.outbox();
-            if self.importing() {
-                out.push(&[b"ASKING"]);
-            }
-            out.command(command.args.len());
-            for arg in &command.args {
-                out.arg_bytes(arg);
-            }
-        }
+        rest.iter().for_each(|command| self.push(target, &command.words()));
         if !self.importing() {
-            target.push(&[b"PEXPIRE", &self.staging, STAGING_TTL_MS.to_string().as_bytes()]);
+            push_transaction(target, &renewal);
         }
         target.flush().await?;
+
         let mut failure = None;
-        let mut judge = |target: &Link, reply, command: &[u8], expect| {
-            let reply =
-                target.check(reply, command).map_err(|e| if has_vanished(&e) { lost(target) } else { e });
-            let judged = reply.and_then(|reply| match expect {
-                Expect::NoError => Ok(()),
-                Expect::Counts(n) => {
+        let mut note = |judged: Result<(), Halt>| match judged {
+            Err(halt) if failure.is_none() => failure = Some(halt),
+            _ => {}
+        };
+        match (creates, self.importing()) {
+            (true, true) => {
+                let reply = self.reply(target).await?;
+                note(self.judge(target, reply, b"UNLINK", Expect::NoError, sent));
+                let reply = self.reply(target).await?;
+                note(self.judge(target, reply, first.name(), first.expect, sent));
+            }
+            (true, false) => match transaction_replies(target, &creation).await {
+                Ok(Some(mut replies)) if replies.len() == creation.len() => {
+                    let reply = replies.swap_remove(1);
+                    note(self.judge(target, reply, first.name(), first.expect, sent));
+                }
+                Ok(_) => note(Err(Halt::Lost)),
+                Err(e) if e.server().is_some() => note(Err(Halt::Failed(e))),
+                Err(e) => return Err(Halt::Failed(e)),
+            },
+            (false, _) => {
+                let reply = self.reply(target).await?;
+                note(self.judge(target, reply, first.name(), first.expect, sent));
+            }
+        }
+        for command in rest {
+            let reply = self.reply(target).await?;
+            note(self.judge(target, reply, command.name(), command.expect, sent));
+        }
+        let kept = match self.importing() {
+            true => true,
+            false => match transaction_replies(target, &renewal).await {
+                Ok(replies) => replies.is_some_and(|all| all.iter().all(|reply| reply.as_int() == Some(1))),
+                Err(e) if e.server().is_some() => {
+                    note(Err(Halt::Failed(e)));
+                    true
+                }
+                Err(e) => return Err(Halt::Failed(e)),
+            },
+        };
+        if let Some(halt) = failure {
+            return Err(halt);
+        }
+        if kept {
+            return Ok(());
+        }
+        // A hash goes with the last of its fields: with all of them, or with those of earlier chunks.
+        let now_ms = server_now_ms(target).await?;
+        let is_right = [before, (sent.mortal, sent.cardinality)]
+            .iter()
+            .any(|(mortal, cardinality)| *cardinality > 0 && mortal.are_all_gone(*cardinality, now_ms));
+        if is_right { Ok(()) } else { Err(Halt::Lost) }
+    }
+
+    /// Judges what the target answered to one command of a chunk.
+    fn judge(
+        &self,
+        target: &Link,
+        reply: Value,
+        command: &[u8],
+        expect: Expect,
+        sent: &mut Sent,
+    ) -> Result<(), Halt> {
+        let reply = self.checked(target, reply, command)?;
+        match expect {
+            Expect::NoError => Ok(()),
+            Expect::Counts(n) => {
+                sent.cardinality += n;
+                Ok(())
+            }
+            Expect::Total(n) => {
+                sent.cardinality += n;
+                let total = reply.as_int().and_then(|n| u64::try_from(n).ok());
+                if total == Some(sent.cardinality) { Ok(()) } else { Err(Halt::Lost) }
+            }
+            Expect::Added => match reply.as_int().and_then(|n| u64::try_from(n).ok()) {
+                Some(n) => {
                     sent.cardinality += n;
                     Ok(())
                 }
-                Expect::Total(n) => {
-                    sent.cardinality += n;
-                    let total = reply.as_int().and_then(|n| u64::try_from(n).ok());
-                    if total == Some(sent.cardinality) { Ok(()) } else { Err(lost(target)) }
-                }
-                Expect::Added => match reply.as_int().and_then(|n| u64::try_from(n).ok()) {
-                    Some(n) => {
-                        sent.cardinality += n;
-                        Ok(())
-                    }
-                    None => Err(target.unexpected(&String::from_utf8_lossy(command), &reply)),
-                },
-                Expect::Items(n) if reply.as_items().is_some_and(|items| items.len() == n) => Ok(()),
-                Expect::Items(_) => Err(lost(target)),
-            });
-            if let Err(e) = judged {
-                failure.get_or_insert(e);
-            }
-        };
-        if first {
-            let reply = self.reply(target).await?;
-            judge(target, reply, b"UNLINK", Expect::NoError);
+                None => Err(target.unexpected(&String::from_utf8_lossy(command), &reply).into()),
+            },
+            Expect::Items(n) if reply.as_items().is_some_and(|items| items.len() == n) => Ok(()),
+            Expect::Items(_) => Err(Halt::Lost),
         }
-        for command in &chunk.commands {
-            let reply = self.reply(target).await?;
-            judge(target, reply, command.name(), command.expect);
-        }
-        if !self.importing() {
-            let reply = target.reply().await?;
-            judge(target, reply, b"PEXPIRE", Expect::NoError);
-        }
-        sent.bytes += chunk.bytes;
-        sent.elements += chunk.elements;
-        sent.mortal += chunk.mortal;
-        failure.map_or(Ok(()), Err)
+    }
+
+    /// Whether a server says that the key, or a group that was made in it, is not there, or not what was
+    /// written: it was lost, or another run writes to it. Nothing is wrong with the value.
+    fn is_disturbed(&self, refused: &ServerError) -> bool {
+        let text = &refused.text;
+        let is_gone = text == "ERR no such key"
+            || text.starts_with("NOGROUP")
+            || text.contains("requires the key to exist");
+        let is_another = refused.code == Code::WrongType || text.starts_with("BUSYGROUP");
+        is_gone || is_another && !self.importing()
     }
 
     /// Closes the read: returns when the key expires, and whether it changed since `WATCH`.
@@ -443,24 +507,16 @@ impl Mover<'_> {
         cardinality_command: &[u8],
         closing: &Closing,
         sent: &Sent,
-    ) -> Result<Outcome> {
+    ) -> Result<Outcome, Halt> {
         let key = self.t.key;
         let written = Outcome::Written {
             bytes: sent.bytes,
             elements: sent.elements,
             ttl: closing.expires_at_ms.is_some(),
         };
-        self.push(target, &[cardinality_command, &self.staging]);
-        target.flush().await?;
-        let counted = self.reply(target).await?;
-        let counted = target.check(counted, cardinality_command)?;
-        let counted = counted.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-        if counted > sent.cardinality || counted + sent.mortal < sent.cardinality {
-            return Err(lost(target));
-        }
-
         let at = closing.expires_at_ms.map(|ms| ms.max(1).to_string());
         if self.importing() {
+            self.count(target, cardinality_command, sent, false).await?;
             let followed = !matches!(cardinality_command, b"STRLEN" | b"LLEN" | b"XLEN");
             let immortal = followed && self.t.place == Assembly::Importing { mortal: false };
             if let Some(at) = at.filter(|_| !immortal) {
@@ -482,24 +538,83 @@ impl Mover<'_> {
             None => vec![b"PERSIST", &self.staging],
         });
         commands.push(vec![if replace { b"RENAME" } else { b"RENAMENX" }, &self.staging, key]);
-        // Nothing is watched here: no answer means that something else is wrong.
-        let replies = run_transaction(target, &commands).await?.ok_or_else(|| lost(target))?;
-        let mut replies = replies.into_iter().skip(usize::from(replace));
-        let lived = replies.next().and_then(|r| r.as_int()) == Some(1);
-        let renamed = replies.next().unwrap_or(Value::Null);
-        match ServerError::of(&renamed) {
-            // A time that has passed deletes the key at once, and a hash whose last field expired is gone.
-            Some(e) if e.text == "ERR no such key" && (lived && at.is_some() || sent.mortal > 0) => {
-                Ok(written)
-            }
-            Some(e) if e.text == "ERR no such key" => Err(lost(target)),
-            Some(e) => Err(target.server_error(e, b"RENAME")),
-            None if renamed.as_int() == Some(0) => {
-                self.unstage(target).await?;
-                self.judge_existing(source, target).await
-            }
-            None => Ok(written),
+        for tries_left in (0..PUBLISH_TRIES).rev() {
+            // Where fields expire all the time, that is a change each time.
+            let watches = tries_left > 0 || sent.mortal == Mortal::default();
+            let is_there = self.count(target, cardinality_command, sent, watches).await?;
+            // Unwatched it may be lost by now: then the old value must stay.
+            let unlinks = replace && (watches || !is_there);
+            let commands = &commands[usize::from(replace && !unlinks)..];
+            let Some(replies) = run_transaction(target, commands).await? else {
+                // It was removed, which is seen now, or one of its fields has expired.
+                continue;
+            };
+            let mut replies = replies.into_iter().skip(usize::from(unlinks));
+            let lived = replies.next().and_then(|r| r.as_int()) == Some(1);
+            let renamed = replies.next().unwrap_or(Value::Null);
+            return match ServerError::of(&renamed) {
+                // A time that has passed deletes the key at once, and a hash goes with its last field.
+                Some(e) if e.text == "ERR no such key" && (lived && at.is_some() || !is_there) => Ok(written),
+                Some(e) if e.text == "ERR no such key" => Err(Halt::Lost),
+                Some(e) => Err(target.server_error(e, b"RENAME").into()),
+                None if renamed.as_int() == Some(0) => {
+                    self.unstage(target).await?;
+                    Ok(self.judge_existing(source, target).await?)
+                }
+                None => Ok(written),
+            };
         }
+        Err(Halt::Lost)
+    }
+
+    /// Counts what the target holds; false where all of it has expired. Under `WATCH` where that is wanted:
+    /// what is removed after it was counted must not take the place of anything.
+    async fn count(
+        &self,
+        target: &mut Link,
+        cardinality_command: &[u8],
+        sent: &Sent,
+        watches: bool,
+    ) -> Result<bool, Halt> {
+        if watches {
+            target.push(&[b"WATCH", &self.staging]);
+        }
+        self.push(target, &[cardinality_command, &self.staging]);
+        let is_mortal = sent.mortal != Mortal::default();
+        if is_mortal {
+            target.push(&[b"TIME"]);
+        }
+        // Nothing else distinguishes an empty string from none.
+        if !self.importing() {
+            target.push(&[b"EXISTS", &self.staging]);
+        }
+        target.flush().await?;
+        let watched = if watches { Some(target.reply().await?) } else { None };
+        let counted = self.reply(target).await?;
+        let time = if is_mortal { Some(target.reply().await?) } else { None };
+        let exists = if self.importing() { Value::Int(1) } else { target.reply().await? };
+        if let Some(reply) = watched {
+            is_watched(target, &reply)?;
+        }
+        let counted = self.checked(target, counted, cardinality_command)?;
+        let counted = counted.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        let exists = self.checked(target, exists, b"EXISTS")?.as_int() == Some(1);
+        let now_ms = time.map_or(Ok(i64::MIN), |reply| now_ms(target, &reply))?;
+        let is_gone = counted == 0 && sent.cardinality > 0 || !exists;
+        let is_right = match sent.cardinality.checked_sub(counted) {
+            _ if is_gone => sent.cardinality > 0 && sent.mortal.are_all_gone(sent.cardinality, now_ms),
+            Some(missing) => sent.mortal.may_lack(missing, now_ms),
+            None => false,
+        };
+        if is_right { Ok(!is_gone) } else { Err(Halt::Lost) }
+    }
+
+    /// A reply of the target about the staging key.
+    fn checked(&self, target: &Link, reply: Value, command: &[u8]) -> Result<Value, Halt> {
+        target.check(reply, command).map_err(|e| match e.server() {
+            Some(refused) if self.is_disturbed(refused) => Halt::Lost,
+            _ => Halt::Failed(e),
+        })
     }
 
     /// The outcome where the target has the key and it is not to be replaced.
@@ -563,24 +678,38 @@ fn lost(target: &Link) -> Error {
     Error::new(target.endpoint().side, target.address().to_string(), "write a key in chunks", kind)
 }
 
-/// Whether a server says that the key, or a group that was made in it, is not there: a failover lost it, the
-/// server evicted it, or a resumed run took it for a leftover. Nothing is wrong with the value.
-fn has_vanished(e: &Error) -> bool {
-    let text = e.server().map_or("", |refused| &refused.text);
-    text == "ERR no such key" || text.starts_with("NOGROUP") || text.contains("requires the key to exist")
+/// What time it is for the server.
+async fn server_now_ms(link: &mut Link) -> Result<i64> {
+    let reply = link.ask(&[b"TIME"]).await?;
+    now_ms(link, &reply)
 }
 
-/// Watches the key; false where the server does not let us.
+/// The reply to `TIME`. Where the server's user may not ask: what its clock may show at most.
+fn now_ms(link: &Link, reply: &Value) -> Result<i64> {
+    match ServerError::of(reply) {
+        Some(e) if e.forbids_command() => Ok(expiry::now_ms().saturating_add(CLOCKS_APART_MS)),
+        Some(e) => Err(link.server_error(e, b"TIME")),
+        None => expiry::time_ms(reply).ok_or_else(|| link.unexpected("TIME", reply)),
+    }
+}
+
+/// Watches the key of the source; false where the server does not let us.
 async fn watch(source: &mut Link, key: &[u8]) -> Result<bool> {
     let reply = source.ask(&[b"WATCH", key]).await?;
-    match ServerError::of(&reply) {
+    let is_watched = is_watched(source, &reply)?;
+    if !is_watched {
+        tracing::warn!(server = %source.address(), "WATCH is not allowed: big keys that change while they \
+            are read may arrive mixed");
+    }
+    Ok(is_watched)
+}
+
+/// Judges the reply to `WATCH`; false where the server does not let us.
+fn is_watched(link: &Link, reply: &Value) -> Result<bool> {
+    match ServerError::of(reply) {
         None => Ok(true),
-        Some(e) if matches!(e.code, Code::UnknownCommand | Code::NoPermission) => {
-            tracing::warn!(server = %source.address(), "WATCH is not allowed: big keys that change while \
-                they are read may arrive mixed");
-            Ok(false)
-        }
-        Some(e) => Err(source.server_error(e, b"WATCH")),
+        Some(e) if matches!(e.code, Code::UnknownCommand | Code::NoPermission) => Ok(false),
+        Some(e) => Err(link.server_error(e, b"WATCH")),
     }
 }
 
@@ -598,12 +727,20 @@ async fn unwatch(source: &mut Link) -> Result<()> {
 /// Runs commands as one transaction; `None` where a watched key changed. Errors of single commands are
 /// values.
 async fn run_transaction(link: &mut Link, commands: &[Vec<&[u8]>]) -> Result<Option<Vec<Value>>> {
-    link.push(&[b"MULTI"]);
-    for command in commands {
-        link.push(command);
-    }
-    link.push(&[b"EXEC"]);
+    push_transaction(link, commands);
     link.flush().await?;
+    transaction_replies(link, commands).await
+}
+
+/// Queues commands as one transaction.
+fn push_transaction(link: &mut Link, commands: &[Vec<&[u8]>]) {
+    link.push(&[b"MULTI"]);
+    commands.iter().for_each(|command| link.push(command));
+    link.push(&[b"EXEC"]);
+}
+
+/// The replies to what [`push_transaction`] has queued, as [`run_transaction`].
+async fn transaction_replies(link: &mut Link, commands: &[Vec<&[u8]>]) -> Result<Option<Vec<Value>>> {
     let mut refused = None;
     let names = [&b"MULTI"[..]].into_iter().chain(commands.iter().filter_map(|c| c.first().copied()));
     for name in names {

@@ -150,9 +150,11 @@ impl Reader for Scanned {
         let mut chunk = Chunk {
             elements: (items.len() / width) as u64,
             bytes: bytes_of(&items) as u64,
-            mortal: times.values().map(|fields| fields.len() as u64).sum(),
             ..Chunk::default()
         };
+        for (at_ms, fields) in &times {
+            chunk.mortal.add(fields.len() as u64, *at_ms);
+        }
         let chunk_bytes = self.pace.chunk_bytes();
         let add = |_| vec![word(self.kind.add()), self.staging.clone()];
         chunk.push_split(add, &items, width, chunk_bytes, |_| Expect::Added);

@@ -27,13 +27,7 @@ impl Reader for StringReader {
         let first = self.len.is_none();
         let len = match self.len {
             Some(len) => len,
-            None => {
-                let reply = ask(source, &[b"STRLEN", &self.key]).await?;
-                reply
-                    .as_int()
-                    .and_then(|n| usize::try_from(n).ok())
-                    .ok_or_else(|| source.unexpected("STRLEN", &reply))?
-            }
+            None => length(source, b"STRLEN", &self.key).await?,
         };
         self.len = Some(len);
         if self.pos >= len && !first {
@@ -59,36 +53,48 @@ impl Reader for StringReader {
     }
 }
 
+/// How long a value is.
+async fn length(source: &mut Link, command: &[u8], key: &[u8]) -> Result<usize, Halt> {
+    let reply = ask(source, &[command, key]).await?;
+    let len = reply.as_int().and_then(|n| usize::try_from(n).ok());
+    len.ok_or_else(|| source.unexpected(&String::from_utf8_lossy(command), &reply).into())
+}
+
 /// Reads a list with `LRANGE`, writes it with `RPUSH`.
 pub(super) struct ListReader {
     key: Bytes,
     staging: Bytes,
     pace: Pace,
+    /// Its length at the beginning. A list that grows may grow faster than it is read.
+    len: Option<usize>,
     pos: usize,
-    done: bool,
 }
 
 impl ListReader {
     pub(super) fn new(key: Bytes, staging: Bytes, chunk_bytes: usize) -> Self {
-        ListReader { key, staging, pace: Pace::new(chunk_bytes), pos: 0, done: false }
+        ListReader { key, staging, pace: Pace::new(chunk_bytes), len: None, pos: 0 }
     }
 }
 
 impl Reader for ListReader {
     async fn next(&mut self, source: &mut Link) -> Result<Option<Chunk>, Halt> {
-        if self.done {
+        let len = match self.len {
+            Some(len) => len,
+            None => length(source, b"LLEN", &self.key).await?,
+        };
+        self.len = Some(len);
+        if len > 0 && self.pos == len {
             return Ok(None);
         }
-        let asked = self.pace.count();
-        let (from, to) = (self.pos.to_string(), (self.pos + asked - 1).to_string());
+        let asked = self.pace.count().min(len - self.pos);
+        let (from, to) = (self.pos.to_string(), (self.pos + asked).saturating_sub(1).to_string());
         let reply = ask(source, &[b"LRANGE", &self.key, from.as_bytes(), to.as_bytes()]).await?;
         let unexpected = source.unexpected("LRANGE", &reply);
         let items = strings(reply).ok_or(unexpected)?;
         let bytes = bytes_of(&items);
-        self.done = items.len() < asked;
-        if items.is_empty() {
-            // A list is never empty: the key is gone.
-            return if self.pos == 0 { Err(Halt::Changed) } else { Ok(None) };
+        if items.is_empty() || items.len() != asked {
+            // It has become shorter, or is gone: a list is never empty.
+            return Err(Halt::Changed);
         }
         self.pace.adapt(items.len(), bytes);
         self.pos += items.len();

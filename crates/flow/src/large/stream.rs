@@ -312,6 +312,10 @@ impl StreamReader {
             else {
                 return Err(unexpected.into());
             };
+            if self.head.as_ref().is_some_and(|head| id > head.last) {
+                // A stream may grow faster than it is read.
+                return Err(Halt::Changed);
+            }
             bytes += bytes_of(&fields);
             self.window.push_back(Entry { id, fields });
         }
@@ -363,8 +367,13 @@ impl StreamReader {
                 cut = cut.min(last.id);
             }
         }
+        let last = self.head.as_ref().map_or(Id::MAX, |head| head.last);
         for pending in &mut pending {
             pending.retain(|p| p.id <= cut);
+            if pending.iter().any(|p| p.id > last) {
+                // Delivered since, and deleted.
+                return Err(Halt::Changed);
+            }
         }
         Ok((cut, pending))
     }

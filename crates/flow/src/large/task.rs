@@ -155,6 +155,8 @@ pub(super) enum Halt {
     Changed,
     /// The target cannot hold the value.
     Unholdable(String),
+    /// The target does not hold what it took in. All replies have been read.
+    Lost,
 }
 
 impl From<Error> for Halt {

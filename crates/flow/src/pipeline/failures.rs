@@ -28,22 +28,10 @@ pub(crate) struct Failures {
 struct Known {
     /// The first of them, for people.
     listed: Vec<(u128, KeyFailure)>,
-    /// All of them with their slots, where changes are followed: 32 bytes for each. Of those that an earlier
-    /// run has found only the listed ones.
+    /// With their slots, 32 bytes for each: all of them where changes are followed, else those that are
+    /// listed. A scan may return a key twice, and a resumed run reads pages again whose failures were written
+    /// down already.
     failing: HashMap<u128, Slot>,
-}
-
-impl Known {
-    /// Whether a key is listed. A scan may return it twice, and a resumed run reads pages again whose
-    /// failures were written down already.
-    fn lists(&self, name: u128) -> bool {
-        self.listed.iter().any(|(listed, _)| *listed == name)
-    }
-
-    /// How many there are that can be distinguished: what is listed is among those that are followed.
-    fn len(&self) -> usize {
-        self.failing.len().max(self.listed.len())
-    }
 }
 
 /// Distinguishes keys, in all likelihood.
@@ -65,18 +53,22 @@ impl Failures {
         let (name, slot) = (name_of(db, key), Slot::of_key(key));
         let failure = KeyFailure { db, key: shown(key), slot: slot.number(), reason };
         let mut known = self.known();
-        if self.follows && known.failing.insert(name, slot).is_some() || known.lists(name) {
+        if known.failing.contains_key(&name) {
             return;
         }
         CopyProgress::add(&self.progress.failed, 1);
-        if known.listed.len() < FAILURES_MAX {
+        let is_listed = known.listed.len() < FAILURES_MAX;
+        if is_listed {
             known.listed.push((name, failure));
+        }
+        if is_listed || self.follows {
+            known.failing.insert(name, slot);
         }
     }
 
     /// Notes that a key has arrived, or is gone, that may have been noted before.
     pub(super) fn arrived(&self, db: u32, key: &[u8]) {
-        if !self.follows || self.count() == 0 {
+        if self.count() == 0 {
             return;
         }
         let name = name_of(db, key);
@@ -90,11 +82,11 @@ impl Failures {
     /// Keys of these slots are copied once more: what failed may succeed now, or fails again.
     pub(crate) fn forget(&self, slots: &SlotSet) {
         let mut known = self.known();
-        let before = known.len();
+        let before = known.failing.len();
         let is_in = |failure: &KeyFailure| Slot::new(failure.slot).is_some_and(|slot| slots.contains(slot));
         known.listed.retain(|(_, failure)| !is_in(failure));
         known.failing.retain(|_, slot| !slots.contains(*slot));
-        let gone = before.saturating_sub(known.len()) as u64;
+        let gone = before.saturating_sub(known.failing.len()) as u64;
         let less = |failed: u64| Some(failed.saturating_sub(gone));
         // It never fails: there is always a next value.
         let _ = self.progress.failed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -128,9 +120,7 @@ impl Failures {
             let name = u128::from_str_radix(hash, 16)
                 .unwrap_or_else(|_| name_of(failure.db, failure.key.as_bytes()));
             known.listed.push((name, failure.clone()));
-            if let Some(slot) = Slot::new(failure.slot).filter(|_| self.follows) {
-                known.failing.insert(name, slot);
-            }
+            known.failing.extend(Slot::new(failure.slot).map(|slot| (name, slot)));
         }
         *self.known() = known;
     }
@@ -168,6 +158,8 @@ mod tests {
         again.note(0, b"b", "too large".to_owned());
         again.note(0, long('b').as_bytes(), "too large".to_owned());
         assert_eq!((again.count(), again.listed().len()), (4, 4));
+        again.arrived(0, b"a");
+        assert_eq!((again.count(), again.listed().len()), (3, 3), "it changed no more");
     }
 
     #[test]

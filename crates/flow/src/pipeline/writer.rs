@@ -7,9 +7,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
@@ -32,6 +34,12 @@ const MSET_BYTES_MAX: u64 = 1 << 20;
 
 /// How long a full target is waited for: somebody may be making room, but a copy cannot.
 const FULL_TARGET_WAIT_MS: u64 = 5_000;
+
+/// After this a transfer breaks off late, where failures may not last longer: what hangs is given up before.
+const LATE_MIN: Duration = Duration::from_secs(60);
+
+/// How often the transfer of one key may break off late.
+const BROKEN_LATE_MAX: u32 = 5;
 
 /// The writing half of one lane.
 pub(super) struct Writer {
@@ -179,12 +187,12 @@ impl Writer {
                     CopyProgress::add(&self.shared.progress.written, 1);
                     CopyProgress::add(&self.shared.progress.bytes_written, state.bytes());
                 }
-                Some(Fate::Skipped) => CopyProgress::add(&self.shared.progress.skipped, 1),
+                Some(Fate::Skipped) => self.skipped(&state.key),
                 Some(Fate::ChunksInstead) => in_chunks.push(state.key),
                 Some(Fate::Failed(why)) => self.shared.failed(self.unit.db, &state.key, why),
                 Some(Fate::Exists) => {
                     match self.same_at_target(&state.key).await {
-                        Ok(true) => CopyProgress::add(&self.shared.progress.skipped, 1),
+                        Ok(true) => self.skipped(&state.key),
                         Ok(false) => {
                             *pending = left;
                             return Err(self.conflict(&state.key));
@@ -374,10 +382,8 @@ impl Writer {
                 Box::pin(self.write(vec![KeyState::gone(key)], Vec::new())).await?;
             }
             large::Outcome::Gone => CopyProgress::add(&progress.gone, 1),
-            large::Outcome::Skipped => CopyProgress::add(&progress.skipped, 1),
-            large::Outcome::Conflict if self.same_at_target(&key).await? => {
-                CopyProgress::add(&progress.skipped, 1)
-            }
+            large::Outcome::Skipped => self.skipped(&key),
+            large::Outcome::Conflict if self.same_at_target(&key).await? => self.skipped(&key),
             large::Outcome::Conflict => return Err(self.conflict(&key)),
             large::Outcome::Unholdable(why) => {
                 self.shared.failed(self.unit.db, &key, format!("the target cannot hold it: {why}"));
@@ -393,12 +399,22 @@ impl Writer {
         Ok(())
     }
 
+    /// The target has the key already, and it stays.
+    fn skipped(&self, key: &[u8]) {
+        self.shared.failures.arrived(self.unit.db, key);
+        CopyProgress::add(&self.shared.progress.skipped, 1);
+    }
+
     /// `None` where the slot of the key is in doubt, and gone through again, or where a server refuses what
     /// this key needs.
     async fn transfer(&mut self, key: &Bytes) -> Result<Option<large::Outcome>> {
         let slot = Slot::of_key(key);
-        let mut backoff = Backoff::new(self.shared.options.retry);
+        let retry = self.shared.options.retry;
+        let mut backoff = Backoff::new(retry);
+        let late = Duration::from_millis(retry.give_up_after_ms).max(LATE_MIN);
+        let mut broken_late = 0;
         loop {
+            let began = Instant::now();
             let e = match self.try_transfer(key, slot).await {
                 Ok(outcome) => return Ok(Some(outcome)),
                 Err(e) => e,
@@ -419,6 +435,17 @@ impl Writer {
             if let Some(why) = refused_for_good(&e) {
                 self.shared.failed(self.unit.db, key, why);
                 return Ok(None);
+            }
+            if e.is_transient() && began.elapsed() > late {
+                // A transfer may take longer than failures may last: each that went well for so long is a
+                // failure of its own. But not for ever, where it never gets to the end.
+                backoff = Backoff::new(retry);
+                broken_late += 1;
+                if broken_late >= BROKEN_LATE_MAX {
+                    let why = format!("its transfer broke off {broken_late} times, at last so: {e}");
+                    self.shared.failed(self.unit.db, key, why);
+                    return Ok(None);
+                }
             }
             self.shared.pause(&mut backoff, e).await?;
             self.shared.refresh_source().await;

@@ -68,7 +68,8 @@ pub struct UnstableKey {
     pub key: String,
     /// Its type.
     pub kind: String,
-    /// How long its last read took, in milliseconds: about as long as it takes under a pause.
+    /// How long the shorter one of its last two reads took, in milliseconds: about as long as it takes under
+    /// a pause.
     pub read_ms: u64,
 }
 

@@ -117,13 +117,16 @@ pub(super) struct Batch {
 pub(super) struct Changing {
     pub(super) kind: String,
     pub(super) reads: u32,
+    /// What the shorter one of the last two reads took.
     pub(super) read_ms: u64,
+    /// What the last one took.
+    last_ms: u64,
 }
 
 impl Changing {
     /// One that may have changed unseen.
     pub(super) fn unseen() -> Changing {
-        Changing { kind: "stream or vector set".to_owned(), reads: 0, read_ms: 0 }
+        Changing { kind: "stream or vector set".to_owned(), reads: 0, read_ms: 0, last_ms: 0 }
     }
 }
 
@@ -217,9 +220,11 @@ impl Shared {
     pub(super) fn changed(&self, key: Bytes, kind: Option<KeyType>, read_ms: u64) {
         let kind = kind.map_or_else(|| "gone".to_owned(), |kind| format!("{kind:?}").to_lowercase());
         let mut batch = self.batch();
-        let entry = batch.again.entry(key).or_insert(Changing { kind: String::new(), reads: 0, read_ms });
+        let entry = batch.again.entry(key).or_insert_with(Changing::unseen);
+        // One stall of a server must not make it a key that no pause is long enough for.
+        entry.read_ms = if entry.reads == 0 { read_ms } else { entry.last_ms.min(read_ms) };
+        entry.last_ms = read_ms;
         entry.reads += 1;
-        entry.read_ms = read_ms;
         entry.kind = kind;
     }
 
