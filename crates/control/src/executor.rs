@@ -494,7 +494,7 @@ impl Executor {
         let mover = self.mover().await?;
         if let Some(unstable) = mover.unstable().filter(|o| o.read_ms > max_pause_ms) {
             let message = format!(
-                "{} {} changes whenever it is read, and the last read took {} ms, more than the longest \
+                "{} {} changes whenever it is read, and a read takes {} ms, more than the longest \
                  pause of {} ms; stop its writers for a while, or allow a longer pause",
                 unstable.kind, unstable.key, unstable.read_ms, max_pause_ms
             );

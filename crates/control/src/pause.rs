@@ -100,10 +100,10 @@ impl PauseNeed {
     }
 
     /// The same with the two times that a job writes down how far it is from the fence on, where that takes
-    /// `write`.
-    pub fn with_writes(self, write: Duration) -> PauseNeed {
+    /// `write`. At most all that `longest_ms` leaves: a disk that is slow just now must not end a job.
+    pub fn with_writes(self, write: Duration, longest_ms: u64) -> PauseNeed {
         let more_ms = u64::try_from(2 * write.as_millis()).unwrap_or(u64::MAX).min(WRITES_MAX_MS);
-        self.with_sealing(more_ms)
+        self.with_sealing(more_ms.min(longest_ms.saturating_sub(self.least_ms)))
     }
 
     fn with_sealing(self, more_ms: u64) -> PauseNeed {

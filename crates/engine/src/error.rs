@@ -382,9 +382,12 @@ impl ServerError {
             "NOAUTH" => Code::NoAuth,
             "WRONGPASS" => Code::WrongPassword,
             "WRONGTYPE" => Code::WrongType,
-            // Said of EXEC itself, which this user may not run.
-            "EXECABORT" if text.contains("because of: NOPERM") => Code::NoPermission,
-            "EXECABORT" => Code::ExecAbort,
+            // Said of EXEC itself: this user may not run it, or the server takes no writes at the moment.
+            "EXECABORT" => match text.split_once("because of: ") {
+                // Scripts of clients make up errors: this one must not nest.
+                Some((_, why)) if !why.starts_with("EXECABORT") => ServerError::classify(why.as_bytes()).code,
+                _ => Code::ExecAbort,
+            },
             _ if text.contains("DUMP payload version or checksum") => Code::PayloadVersion,
             _ if text.contains("Bad data format") => Code::PayloadFormat,
             _ if text.starts_with("ERR unknown command") || text.starts_with("ERR unknown subcommand") => {
@@ -452,6 +455,9 @@ mod tests {
             of("EXECABORT Transaction discarded because of: NOPERM this user has no permissions to run \
                        the 'exec' command");
         assert!(exec.code == Code::NoPermission && exec.forbids_command(), "{exec:?}");
+        let full = "EXECABORT Transaction discarded because of: OOM command not allowed when used memory.";
+        assert_eq!((of(full).code, &of(full).text[..]), (Code::Oom, full));
+        assert_eq!(of(&"EXECABORT because of: ".repeat(100_000)).code, Code::ExecAbort);
         assert_eq!(of("EXECABORT Transaction discarded because of previous errors.").code, Code::ExecAbort);
     }
 

@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::error::{Error, ErrorKind, Result, ServerError};
 use crate::link::{Link, LinkOptions};
@@ -17,6 +17,9 @@ pub(crate) const HELD_MS_MAX: u64 = 5_000;
 
 /// How long another connection may take for an answer, where all the time that a link allows is over.
 const PING_MS: u64 = 5_000;
+
+/// How long it is waited at least before another connection is asked once more.
+const LOOK_MS_MIN: u64 = 1_000;
 
 /// What waits at a server whose clients are paused, whatever its slots: a node of a cluster redirects
 /// commands whose keys are not its own before it looks whether it is paused, and this one has no key. To be
@@ -104,13 +107,14 @@ async fn answered_or_not<T>(
 ) -> Result<Result<T>, Silence> {
     let (endpoint, address, options) = (link.endpoint().clone(), link.address().clone(), link.options());
     let mut working = pin!(work(link));
+    let began = Instant::now();
     let mut waited_ms = 0;
     loop {
-        let wait_ms = (held_ms_max - waited_ms).min(allowed_ms.max(1));
+        let wait_ms = held_ms_max.saturating_sub(waited_ms).min(allowed_ms.max(LOOK_MS_MIN));
         if let Ok(outcome) = timeout(Duration::from_millis(wait_ms), &mut working).await {
             return Ok(outcome);
         }
-        waited_ms += wait_ms;
+        waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let left_ms = allowed_ms.saturating_sub(waited_ms);
         let options = LinkOptions { reply_timeout_ms: left_ms.max(PING_MS.min(allowed_ms)), ..options };
         let other = async { Link::open(&endpoint, &address, options).await?.ask(&[b"PING"]).await };

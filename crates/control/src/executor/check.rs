@@ -77,7 +77,8 @@ impl Executor {
         }
         let need =
             PauseNeed::measure_for(handover, slots, seen.source.keys, verify, atomic, longest_ms).await?;
-        let need = need.with_writes(self.write_took).having_taken(self.sealing_took_ms, longest_ms);
+        let need =
+            need.with_writes(self.write_took, longest_ms).having_taken(self.sealing_took_ms, longest_ms);
         self.need = need;
         self.progress.rates.needs_pause(need.least_ms);
         // Written down with the outcome of this, before anything is switched off.

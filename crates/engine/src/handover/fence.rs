@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
@@ -30,8 +30,12 @@ const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 /// it.
 const GOSSIP_PATIENCE_MIN: Duration = Duration::from_millis(50);
 
-/// Round trips that the end of a pause takes from then on: the last look, giving the slots up, letting go.
-const NOTIFY_TRIPS: u32 = 3;
+/// Round trips that the end of a pause takes from then on: the last looks at the source and at the target,
+/// giving the slots up, letting go.
+const NOTIFY_TRIPS: u32 = 4;
+
+/// How long the target may take to show what it owns, while the source is paused.
+const TARGET_LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// How often the source is asked whether it has learned.
 const SETTLE_POLL: Duration = Duration::from_millis(1);
@@ -517,7 +521,7 @@ impl Handover {
     pub async fn settle(&mut self, slots: &SlotSet, until: Option<Instant>) -> Result<()> {
         let begun = Instant::now();
         let settle_for = Duration::from_millis(self.options.settle_ms);
-        let mut notified = false;
+        let (mut notified, mut tried) = (false, false);
         loop {
             let asked = Instant::now();
             let view = self.source.view().await?;
@@ -531,7 +535,9 @@ impl Handover {
             if still.is_empty() && (unlearned.is_empty() || !me.is_primary()) {
                 return self.release().await;
             }
-            if begun.elapsed() > settle_for {
+            let is_late = begun.elapsed() > settle_for;
+            // One that hung meanwhile and still owns them has to be notified first.
+            if is_late && (tried || still.is_empty()) {
                 return match still.is_empty() {
                     // It accepts no write to them, so nobody need wait any longer.
                     true => self.release().await,
@@ -553,6 +559,7 @@ impl Handover {
             };
             if !notified && begun.elapsed() > patience {
                 notified = self.notify_source(&still, &unlearned).await?;
+                tried = notified || is_late;
             }
             sleep(SETTLE_POLL).await;
         }
@@ -561,12 +568,19 @@ impl Handover {
     /// Takes `still` from the source, lifts the pause, then assigns `unlearned` to the target in its view.
     /// False where the source has just learned of some of them by itself: look again.
     async fn notify_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
-        // What it answered to us just now need not be asked for while writers wait.
-        let theirs = match unlearned.difference(&self.taken).is_empty() {
-            true => self.taken.clone(),
-            false => self.target.view().await?.me().slots.clone(),
+        // Asked once more: a replica that never heard of the claim may have taken its place since. Where it
+        // hangs, what it answered to the claim counts: the source takes writes when its pause has ended.
+        let seen = timeout(TARGET_LOOK_MAX, self.target.view()).await;
+        let owns = match seen {
+            Ok(Ok(view)) => unlearned.difference(&view.me().slots).is_empty(),
+            _ if unlearned.difference(&self.taken).is_empty() => true,
+            Ok(Err(e)) => return Err(e),
+            Err(_) => return Err(self.target.for_now("hand slots over", "the target does not answer")),
         };
-        if !unlearned.difference(&theirs).is_empty() {
+        if !owns {
+            if still.is_empty() {
+                self.release().await?;
+            }
             return Err(self.target.unfit("hand slots over", "the target does not own all of the slots"));
         }
         let traits = self.source.traits;
