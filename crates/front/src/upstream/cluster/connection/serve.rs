@@ -7,6 +7,7 @@ use std::task::Context;
 use bytes::BytesMut;
 
 use super::news::FleetNews;
+use super::node::State;
 use super::parts::Parts;
 use super::request::{Listening, Multi};
 use super::shared::Sharing;
@@ -46,6 +47,17 @@ impl<A: Admission> ClusterConnection for Conn<A> {
 
     fn share(&mut self, connections: Arc<SharedConnections>) {
         self.sharing = Some(Sharing::new(connections));
+    }
+
+    fn is_let_go(&mut self, cx: &mut Context<'_>) -> bool {
+        let shared = self.sharing.iter().flat_map(|sharing| &sharing.nodes).flatten();
+        // One that owes nothing has lost nothing.
+        let shared = shared.filter(|node| node.due > 0);
+        // Each of them, so that any wakes it.
+        shared.fold(false, |is_any, node| match &node.state {
+            State::Shared(handle) => handle.is_let_go(cx) || is_any,
+            _ => is_any,
+        })
     }
 
     fn close(&mut self) {
