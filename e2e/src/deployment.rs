@@ -11,7 +11,8 @@ pub use whimbrel_loadgen::slots::slot_of;
 /// Number of slots of a cluster.
 pub const SLOTS: u16 = 16384;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The introduction of a client counts into it, so a busy server needs a while.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Long enough for a server that is busy with a collection of a million elements.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 

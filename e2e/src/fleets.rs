@@ -14,7 +14,7 @@ use crate::cluster_writers::Record;
 use crate::deployment::Deployment;
 
 /// How long anything may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(150);
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(50);

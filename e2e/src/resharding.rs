@@ -216,20 +216,17 @@ impl Scene {
 
     /// Resumes what is unfinished until nothing is; on any node of the cluster that runs.
     ///
-    /// Panics if it is still unfinished after some tries.
+    /// Panics if it is still unfinished when that has been tried for long: until the nodes agree after a
+    /// failover it may be refused.
     #[track_caller]
     pub fn resume(&self) {
         let seed = self.cluster.seed();
+        let deadline = Instant::now() + PATIENCE;
         let mut last = None;
-        for _ in 0..6 {
-            if self.unfinished().is_empty() {
-                return;
-            }
+        while !self.unfinished().is_empty() {
+            assert!(Instant::now() < deadline, "still unfinished after resuming: {last:#?}");
             last = Some(self.jobs(&["resume", "--cluster", &seed]).run());
             thread::sleep(Duration::from_millis(300));
-        }
-        if !self.unfinished().is_empty() {
-            panic!("still unfinished after resuming: {last:#?}");
         }
     }
 }

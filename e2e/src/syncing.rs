@@ -112,7 +112,7 @@ impl Sync {
     pub fn cutover_without_fence(&self) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let output = self.cutover(&["--fence", "none", "--max-pause", "2s"]);
+            let output = self.cutover(&["--fence", "none", "--max-pause", "5s"]);
             if output.code() == Some(0) {
                 return report(&output)["report"].clone();
             }

@@ -16,8 +16,8 @@ use crate::error::LabError;
 use crate::ports;
 use crate::process::{self, Process};
 
-/// How long nodes may take to agree on a leader.
-const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long nodes may take to agree on a leader, on a busy machine.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long a node may take to answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);

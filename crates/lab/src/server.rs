@@ -28,7 +28,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Servers give their replicas 10 s to catch up before they leave.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The introduction of a client counts into it, so a busy server needs a while.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// So that a stopped or stuck server fails a test instead of hanging it.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -427,8 +428,8 @@ impl Server {
         self.try_call(command).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Commands that took more than 50 ms on average since this was asked last, with their statistics. One that
-    /// a busy machine has interrupted is none, if it is one of many.
+    /// Commands that took more than 50 ms on average since this was asked last, with their statistics. One
+    /// that a busy machine has interrupted is none, if it is one of many.
     ///
     /// # Panics
     /// When the server does not answer.

@@ -33,8 +33,9 @@ use subject::{Contradiction, Kind, Model};
 
 /// How long a client waits after an error before it goes on.
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
-/// How long a command may be under way before it counts as paused.
-const HOLD_PATIENCE: Duration = Duration::from_millis(300);
+/// How long a command may be under way before it counts as paused: longer than a busy machine leaves a
+/// process waiting, or what is answered after all is lost with a server that a test kills.
+const HOLD_PATIENCE: Duration = Duration::from_secs(2);
 /// Commands of a subject that are remembered, to be shown if it turns out wrong.
 const PAST_KEPT: usize = 24;
 /// Subjects that one client gives up in favour of new ones, at most.

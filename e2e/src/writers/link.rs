@@ -8,8 +8,8 @@ use redis::{Cmd, Connection, RedisError, Value};
 
 use crate::deployment::{Deployment, Primary, slot_of};
 
-/// After this long without a reply a write is unknown.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// After this long without a reply a write is unknown: longer than a busy machine leaves a server waiting.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 const REDIRECTIONS_MAX: usize = 5;
 
 /// How a command ended.

@@ -9,7 +9,7 @@ use whimbrel_e2e::fleets::Fleet;
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::syncing::{PATIENCE, Sync, wait_until_following};
 use whimbrel_e2e::terminal::Terminal;
-use whimbrel_lab::{Cluster, Engine, Server};
+use whimbrel_lab::{Cluster, Engine, Server, wait_until};
 
 // Exit codes, as documented.
 const REFUSED: i32 = 4;
@@ -18,6 +18,9 @@ const STOPPED: i32 = 130;
 
 /// Longer than a process takes that has its answer.
 const A_WHILE: Duration = Duration::from_secs(2);
+
+/// A busy machine must not have a plan refused for its pauses.
+const LONG_PAUSE: [&str; 2] = ["--max-pause", "5s"];
 
 fn cluster() -> Cluster {
     Cluster::builder(Engine::Valkey81).primaries(3).start().expect("the cluster starts")
@@ -36,7 +39,8 @@ fn what_was_typed_before_the_question_is_no_answer() {
     let state = folder.path().to_str().expect("a plain name");
     let mut terminal = Terminal::new(200);
     terminal.press("y\n");
-    let mut asked = terminal.start(&["drain", &seed, &leaving, "--state-dir", state], &[]);
+    let args = [&["drain", &seed, &leaving, "--state-dir", state], &LONG_PAUSE[..]].concat();
+    let mut asked = terminal.start(&args, &[]);
     asked.wait_for(&format!("in the cluster at {seed}? [y/N] "));
     thread::sleep(A_WHILE);
     assert_eq!(asked.ended(), None, "it took an answer from before: {}", terminal.shown());
@@ -57,7 +61,7 @@ fn a_plan_that_was_open_for_a_while_is_looked_at_again() {
     let state = folder.path().to_str().expect("a plain name");
     let terminal = Terminal::new(200);
     let external = ["--method", "external"];
-    let args = [&["drain", &seed, &leaving, "--state-dir", state], &external[..]].concat();
+    let args = [&["drain", &seed, &leaving, "--state-dir", state], &external[..], &LONG_PAUSE].concat();
     let mut asked = terminal.start(&args, &[]);
     asked.wait_for("[y/N] ");
     for node in cluster.nodes() {
@@ -186,6 +190,7 @@ fn what_changes_where_a_front_has_its_clients_served_from_asks() {
     Invocation::unasked(&["front", "start", "--yes", "--state-dir", state]).run().expect_code(0);
     let mut client = front.connect();
     redis::cmd("PING").exec(&mut client).expect("it is served");
+    wait_until("all keys have moved", || front.status()["phase"] == "done");
     let terminal = Terminal::new(200);
     let mut asked = terminal.start(&["front", "finish", "--state-dir", state], &[]);
     asked.wait_for("It disconnects 1 client, ");
@@ -217,7 +222,7 @@ fn text_fits_the_terminal_and_no_word_is_broken() {
     let (seed, leaving) = (cluster.seed(), cluster.node_id(2).to_owned());
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().to_str().expect("a plain name");
-    let args = ["drain", &seed, &leaving, "--state-dir", state];
+    let args = [&["drain", &seed, &leaving, "--state-dir", state], &LONG_PAUSE[..]].concat();
     let plain = Invocation::unasked(&[&args[..], &["--dry-run"]].concat()).run().expect_code(0);
     assert!(plain.stderr.lines().any(|line| line.starts_with("move") && line.len() > 80), "{}", plain.stderr);
     for columns in [50, 80, 120, 200] {

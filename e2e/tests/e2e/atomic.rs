@@ -101,7 +101,7 @@ fn what_cannot_be_done_at_once_is_refused(engine: Engine) {
     scene.reshard("0-9", 1, &["--atomic", "--batch-keys", "5"]).run().expect_code(2);
     if engine == Engine::Redis70 {
         // All slots of a shard to one that has none: these servers' replicas would follow them.
-        refused("0-1999", 3, &external, 4, "two handovers");
+        refused("0-1999", 3, &LONG, 4, "two handovers");
     }
     assert!(scene.unfinished().is_empty());
     shards::assert_sound(&scene.cluster);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::http::{Answer, Ask};
 use whimbrel_e2e::resharding::{PATIENCE, Scene};
-use whimbrel_lab::Engine;
+use whimbrel_lab::{Engine, wait_until};
 
 use crate::daemon::{Served, invocation, port_of_its_own};
 
@@ -253,20 +253,19 @@ fn a_plan_is_approved_as_it_was_shown(engine: Engine) {
         let job = opened.wait_for_job(name, |job| job["ended"] == true);
         assert_eq!(job["phase"], "done", "{job}");
     }
-    let cluster = opened.get("/cluster");
-    let slots: Vec<i64> = cluster["shards"]
-        .as_array()
-        .expect("shards")
-        .iter()
-        .map(|shard| shard["slot_count"].as_i64().expect("slots"))
-        .collect();
-    assert!(slots.iter().all(|slots| (5_461..=5_462).contains(slots)), "{slots:?}");
+    // The nodes are asked once a second.
+    wait_until("the console shows who has what now", || {
+        let cluster = opened.get("/cluster");
+        let shards = cluster["shards"].as_array().expect("shards");
+        let slots = |shard: &Value| shard["slot_count"].as_i64().expect("slots");
+        shards.len() == 3 && shards.iter().all(|shard| (5_461..=5_462).contains(&slots(shard)))
+    });
     // What has changed since is found before anything moves.
     let owner = scene.cluster.owner_of(0).expect("an owner");
     let (one, other) = ((owner + 1) % 3, (owner + 2) % 3);
     let wanted = json!({"kind": "reshard", "slots": "0-9", "to": scene.cluster.node_id(one)});
     let outdated = opened.post("/plans", &wanted);
-    scene.reshard("0-9", other, &[]).run().expect_code(0);
+    scene.reshard("0-9", other, &["--method", "external"]).run().expect_code(0);
     let approve = format!("/plans/{}/approve", outdated["id"].as_str().expect("an id"));
     let refused = opened.ask("operate", &format!("POST /api/v1{approve}"), Some(&confirmed));
     assert_eq!(refused.status, 409, "{}", refused.body);
@@ -321,10 +320,14 @@ fn jobs_of_a_plan_are_known_and_cancelled_together() {
     loop {
         let cluster = opened.get("/cluster");
         let found = cluster["findings"].as_array().cloned().expect("findings");
-        assert!(found.iter().all(|found| found["problem"] == false), "{found:?}");
-        assert_eq!(cluster["healthy"], true, "{found:?}");
-        if found.iter().any(|found| found["kind"] == "open" && found["under_way"] == true) {
-            break;
+        // On a busy machine a node may not answer in time, which is a problem of its own.
+        let shards = cluster["shards"].as_array().expect("shards");
+        if shards.iter().all(|shard| shard["answers"] == true) {
+            assert!(found.iter().all(|found| found["problem"] == false), "{found:?}");
+            assert_eq!(cluster["healthy"], true, "{found:?}");
+            if found.iter().any(|found| found["kind"] == "open" && found["under_way"] == true) {
+                break;
+            }
         }
         assert!(Instant::now() < deadline, "no slot is open: {cluster}");
         thread::sleep(Duration::from_millis(100));

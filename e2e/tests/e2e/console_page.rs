@@ -489,7 +489,9 @@ fn a_node_that_hangs_hides_none_of_the_others() {
     }
     let cluster = opened.get("/cluster");
     let shards = cluster["shards"].as_array().expect("shards");
-    let silent = shards.iter().find(|shard| shard["answers"] == false).expect("one is silent");
+    // On a busy machine others may be silent for a moment.
+    let silent = shards.iter().find(|shard| shard["id"] == scene.cluster.node_id(0)).expect("it is shown");
+    assert_eq!(silent["answers"], false, "{silent}");
     assert_eq!(silent["slots"], "0-5999", "others say what it has: {silent}");
     assert!(silent["silent_since_ms"].as_u64() < cluster["now_ms"].as_u64(), "{cluster}");
     picture(&mut browser, "hanging");

@@ -48,6 +48,10 @@ pub(crate) fn invocation(scene: &Scene, listen: &str, more: &[&str]) -> Invocati
     let (seed, state) = (scene.cluster.seed(), scene.file("").to_string_lossy().into_owned());
     let mut args = vec!["serve", "--cluster", &seed, "--listen", listen, "--state-dir", &state, "--json"];
     args.extend(more);
+    // A busy machine must not fail tests that are not about pauses.
+    if more.contains(&"external") && !more.contains(&"--max-pause") {
+        args.extend(["--max-pause", "5s"]);
+    }
     Invocation::new(&args).timeout(PATIENCE)
 }
 
@@ -179,11 +183,11 @@ fn clients_find_the_cluster_by_it(engine: Engine) {
     let target = scene.cluster.node_id(1).to_owned();
     assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 100 120 NODE {target}")), "OK");
     daemon.wait_for("100-120", &["success"]);
+    agree("after a job");
     let moved = shown();
     assert!(
         moved.iter().any(|(from, to, node)| (*from, *to, &node[2]) == (100, 120, &target.as_str().into()))
     );
-    agree("after a job");
     // Somebody else's move.
     scene.cluster.move_slot(7, 0, 1).expect("the slot moves");
     agree("after another's move");
@@ -516,7 +520,8 @@ fn a_second_daemon_keeps_away(engine: Engine) {
     let folder = tempfile::tempdir().expect("a folder");
     let (seed, state) = (scene.cluster.seed(), folder.path().to_str().expect("a plain path"));
     let args = ["serve", "--cluster", &seed, "--listen", "127.0.0.1:0", "--state-dir", state, "--json"];
-    let second = Served::by(Invocation::new(&[&args[..], &EXTERNAL].concat()).timeout(PATIENCE));
+    let args = [&args[..], &EXTERNAL, &["--max-pause", "5s"]].concat();
+    let second = Served::by(Invocation::new(&args).timeout(PATIENCE));
     let [target, third] = [1, 2].map(|node| scene.cluster.node_id(node).to_owned());
     assert_eq!(first.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {target}")), "OK");
     let deadline = Instant::now() + PATIENCE;

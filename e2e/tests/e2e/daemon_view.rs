@@ -60,7 +60,7 @@ fn several_sources_give_slots_to_one_target_at_the_same_time(engine: Engine) {
         pipeline.exec(&mut scene.cluster.connection_to(node)).expect("the node takes the data");
     }
     let before = scene.unwritten();
-    let daemon = serve(&scene, &[&EXTERNAL[..], &["--rate-keys", "200"]].concat());
+    let daemon = serve(&scene, &[&EXTERNAL[..], &["--rate-keys", "100"]].concat());
     let target = scene.cluster.node_id(2);
     let words = format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {target} SLOTSRANGE 5000 5199 NODE {target}");
     assert_eq!(daemon.cluster(&words), "OK");

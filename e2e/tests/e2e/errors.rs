@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use whimbrel_e2e::binary::{Invocation, Output};
 use whimbrel_e2e::compare::assert_equal;
 use whimbrel_e2e::deployment::Deployment;
-use whimbrel_lab::{Cluster, Engine, Server, Tls};
+use whimbrel_lab::{Cluster, Engine, Server, Tls, wait_until};
 
 whimbrel_lab::for_each_engine! {
     on Redis70 Valkey91:
@@ -26,7 +26,7 @@ whimbrel_lab::for_each_engine! {
 const SECRET: &str = "s3cret";
 
 /// For what must not end before it is looked at.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 // Exit codes, as documented.
 const INTERNAL: i32 = 1;
@@ -414,6 +414,7 @@ fn targets_that_take_no_writes(engine: Engine) {
     let primary = server(engine);
     let replica = server(engine);
     replica.call(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    wait_until("it follows", || info(&replica, "replication", "master_link_status") == "up");
     copy(&addr, &replica.addr()).on(&replica).ends(REFUSED, &["target", "replica", "name its primary"]);
     assert_eq!(writes(source), filled_by, "the source was written to");
 }
@@ -612,7 +613,7 @@ fn the_same_copy_twice_at_once() {
     let () = pipe.query(&mut source.connection()).expect("the source takes keys");
     let state = state_dir();
     let (from, to) = (source.addr(), target.addr());
-    let args = ["copy", &from, &to, "--replace", "--rate-keys", "150", "--report", "1"];
+    let args = ["copy", &from, &to, "--replace", "--rate-keys", "75", "--report", "1"];
     let mut first = Invocation::new(&args).env("XDG_STATE_HOME", state.path()).spawn();
     assert!(first.wait_for_text("written", PATIENCE), "{}", first.stderr());
     for resume in [&[][..], &["--resume"]] {

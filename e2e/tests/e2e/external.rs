@@ -91,7 +91,8 @@ fn nothing_is_lost_where_somebody_else_stops_the_writers() {
             assert!(refused.stdout.contains("CLIENT PAUSE is refused there"), "{}", refused.stdout);
             assert!(refused.stdout.contains("use --fence external"), "{}", refused.stdout);
         }
-        let predicted = report(&job.cutover(&["--fence", "external", "--dry-run"]).expect_code(0));
+        let predicted = job.cutover_under_writers(&["--fence", "external", "--dry-run"]).expect_code(0);
+        let predicted = report(&predicted);
         assert!(predicted["report"]["external"]["clients"].get(0).is_some(), "{predicted}");
         assert!(predicted["report"]["estimate_ms"].as_u64().is_some_and(|ms| ms > 0), "{predicted}");
 

@@ -13,10 +13,10 @@ use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 /// Far more than any of these takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Keys besides the data set of all types. With the rate below a copy takes a few seconds, so that there is a
-/// middle.
+/// Keys besides the data set of all types. With the rate below a copy takes some seconds, so that there is a
+/// middle, also on a machine that is busy with something else for a while.
 const KEYS: usize = 120_000;
-const RATE: &str = "20000";
+const RATE: &str = "10000";
 
 fn deployment(addr: String) -> Deployment {
     Deployment::at(addr).expect("the servers answer")
@@ -39,7 +39,8 @@ struct Job {
 
 impl Job {
     fn new(source: &str, target: &str) -> Job {
-        let args = ["copy", source, target, "--db", "0", "--json", "--rate-keys", RATE, "--retry-for", "60s"];
+        let args =
+            ["copy", source, target, "--db", "0", "--json", "--rate-keys", RATE, "--retry-for", "120s"];
         Job {
             args: args.iter().map(ToString::to_string).collect(),
             state: tempfile::tempdir().expect("a folder for journals"),
@@ -232,6 +233,7 @@ fn slots_move(engine: Engine, source_moves: bool) {
         let from = moving.owner_of(slot).expect("the slot has an owner");
         moving.move_slot(slot, from, (from + 1) % 3).expect("the slot moves");
     }
+    moving.wait_ok().expect("all nodes know");
     finish(copy);
     assert_equal(&source, &target);
 }
@@ -281,6 +283,7 @@ fn the_lowest_slot_of_a_shard_moves_and_links_break() {
             s.move_slot(lowest, from, 0).expect("the slot moves");
         }
     }
+    s.wait_ok().expect("all nodes know");
     for node in s.primaries() {
         node.try_call(&["CLIENT", "KILL", "TYPE", "normal"]).ok();
     }
@@ -336,6 +339,7 @@ fn a_slot_is_half_moved_while_the_copy_runs() {
     for node in [to, from] {
         s.nodes()[node].call(&["CLUSTER", "SETSLOT", &number, "NODE", &to_id]);
     }
+    s.wait_ok().expect("all nodes know");
     finish(whole);
     assert_equal(&source, &target);
     finish(part);
@@ -366,7 +370,9 @@ fn a_key_that_failed_is_not_forgotten_by_a_resumed_copy() {
     t.call(&["FLUSHALL"]);
     let mut copy = job.start(&[]);
     wait_for_middle(&mut copy, &target);
-    while keys_of(&target) < KEYS as u64 * 8 / 10 {
+    // Until some of those have failed.
+    while keys_of(&target) < KEYS as u64 * 6 / 10 {
+        assert!(copy.is_running(), "it ended before: {} {}", copy.stdout(), copy.stderr());
         std::thread::sleep(Duration::from_millis(20));
     }
     copy.kill9();

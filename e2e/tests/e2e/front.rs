@@ -17,7 +17,7 @@ whimbrel_lab::for_each_engine! {
     what_is_refused_comes_in_its_turn_also_after_a_subscription
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A front that runs, and where it listens.
 struct Front {
@@ -246,7 +246,7 @@ fn clients_of_clusters_find_one_node(engine: Engine) {
         let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");
     }
     // Enough for them to be still moving when it is paused.
-    source.call(&["EVAL", "for i = 1, 50000 do redis.call('SET', 'more:' .. i, i) end", "0"]);
+    source.call(&["EVAL", "for i = 1, 200000 do redis.call('SET', 'more:' .. i, i) end", "0"]);
     let send = |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
     send("start");
     send("pause");

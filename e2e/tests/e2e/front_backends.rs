@@ -255,12 +255,7 @@ fn keys_that_nobody_carried_there_are_not_removed() {
 #[test]
 fn what_was_carried_survives_a_failover_where_it_is_now() {
     let first = cluster(Engine::Redis70);
-    let second = Cluster::builder(Engine::Redis70)
-        .primaries(3)
-        .replicas(1)
-        .node_timeout_ms(4_000)
-        .start()
-        .expect("a cluster");
+    let second = Cluster::builder(Engine::Redis70).primaries(3).replicas(1).start().expect("a cluster");
     let fleet = fleet_of(&first.seed(), &second.seed(), 2);
     let mut client = fleet.members[0].connect_forwarding();
     for n in 0..500 {

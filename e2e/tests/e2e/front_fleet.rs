@@ -350,7 +350,7 @@ fn a_slot_moves_when_what_is_under_way_has_been_answered() {
 #[test]
 fn what_is_under_way_when_the_lease_ends_is_cut_off() {
     let backend = server(Engine::Redis80);
-    let fleet = Fleet::start(&backend.addr(), 1, &["--lease", "2s"]);
+    let fleet = Fleet::start(&backend.addr(), 1, &["--lease", "5s"]);
     owners(&fleet);
     let (mut client, mut idle) = (fleet.members[0].connect(), fleet.members[0].connect());
     until("it serves", || (text(&mut client, "SET k v") == "OK").then_some(()));
@@ -372,7 +372,7 @@ fn what_is_under_way_when_the_lease_ends_is_cut_off() {
 #[test]
 fn nobody_is_sent_back_to_a_member_that_has_to_join_again() {
     let backend = server(Engine::Redis80);
-    let fleet = Fleet::start(&backend.addr(), 1, &["--lease", "500ms"]);
+    let fleet = Fleet::start(&backend.addr(), 1, &["--lease", "2s"]);
     owners(&fleet);
     let mut client = fleet.members[0].connect();
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");
@@ -382,9 +382,18 @@ fn nobody_is_sent_back_to_a_member_that_has_to_join_again() {
         fleet.members[0].resume();
         // What it knows of the table is of before, until it has joined again.
         until("it serves again", || {
-            let answer = text(&mut client, "GET k");
+            let error = match redis::cmd("GET").arg("k").query::<Value>(&mut client) {
+                Ok(value) => return (value == Value::Nil).then_some(()),
+                Err(error) => error,
+            };
+            let answer = error.to_string();
             assert!(!answer.contains("MOVED") && !answer.contains("Moved"), "{answer}");
-            (answer == "nil").then_some(())
+            // On a busy machine its lease may end once more with this under way, which is cut off then.
+            if error.code().is_none() {
+                client = fleet.members[0].connect();
+                client.set_read_timeout(Some(PATIENCE)).expect("a socket");
+            }
+            None
         });
     }
 }
@@ -392,10 +401,12 @@ fn nobody_is_sent_back_to_a_member_that_has_to_join_again() {
 #[test]
 fn nobody_waits_for_a_member_that_stands_still() {
     let backend = server(Engine::Redis70);
-    let fleet = Fleet::start(&backend.addr(), 2, &["--lease", "1s"]);
+    let fleet = Fleet::start(&backend.addr(), 2, &["--lease", "3s"]);
     let owner = owners(&fleet)[usize::from(slot_of(b"k"))];
-    let mut through = fleet.members[1 - owner].connect_forwarding();
-    assert_eq!(text(&mut through, "SET k v"), "OK");
+    let mut through = until("it is served", || {
+        let mut through = fleet.members[1 - owner].connect_forwarding();
+        (text(&mut through, "SET k v") == "OK").then_some(through)
+    });
     fleet.members[owner].suspend();
     through.set_read_timeout(Some(PATIENCE)).expect("a socket");
     // It was sent there, so it is not known whether it was carried out: the connection is cut. On a busy

@@ -17,6 +17,12 @@ fn sample(server: &Server) -> Vec<Value> {
 
 #[test]
 fn killed_in_the_middle_of_a_large_key_it_goes_on() {
+    // On a busy machine it may have moved before the target is paused.
+    assert!((0..5).any(|_| is_killed_in_the_middle()), "each time it moved too quickly");
+}
+
+/// False where the key had moved before anybody could stop it.
+fn is_killed_in_the_middle() -> bool {
     let start = |engine| Server::builder(engine).start().expect("a server");
     let (source, target) = (start(Engine::Redis70), start(Engine::Valkey91));
     let write =
@@ -32,15 +38,18 @@ fn killed_in_the_middle_of_a_large_key_it_goes_on() {
         Value::Array(keys) => keys.len(),
         other => panic!("{other:?}"),
     };
-    for _ in 0..3 {
-        wait_until("some of it is there", || staged() == 1);
+    for round in 0..3 {
+        let has_left = || source.call(&["EXISTS", "large"]) == Value::Int(0);
+        wait_until("some of it is there", || staged() == 1 || has_left());
         // It takes no more, so this is the middle.
         target.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
-        assert_eq!(
-            source.call(&["HLEN", "large"]),
-            Value::Int(ELEMENTS),
-            "it moved too quickly for this test"
-        );
+        if has_left() {
+            target.call(&["CLIENT", "UNPAUSE"]);
+            if round == 0 {
+                return false;
+            }
+            break;
+        }
         front.running.kill9();
         target.call(&["CLIENT", "UNPAUSE"]);
         let arrived = match staged() {
@@ -71,4 +80,5 @@ fn killed_in_the_middle_of_a_large_key_it_goes_on() {
     assert!(after == before, "it is another");
     assert_eq!(target.call(&["DBSIZE"]), Value::Int(501));
     assert_eq!(source.call(&["DBSIZE"]), Value::Int(0));
+    true
 }

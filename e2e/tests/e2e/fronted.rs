@@ -66,6 +66,13 @@ impl Scene {
         self.job.cutover(&self.arguments(more))
     }
 
+    /// A dry run while clients write.
+    #[track_caller]
+    fn rehearse(&self, more: &[&str]) -> Output {
+        let more = [&["--dry-run"][..], more].concat();
+        self.job.cutover_under_writers(&self.arguments(&more))
+    }
+
     fn start_cutover(&self, more: &[&str]) -> Running {
         self.job.start_cutover(&self.arguments(more))
     }
@@ -150,7 +157,7 @@ fn clients_go_on_at_the_target_and_nothing_is_lost() {
         // What the source forbids is in the way of the others, and not of this one.
         let refused = scene.job.cutover(&["--fence", "acl", "--dry-run"]).expect_code(4);
         assert!(refused.stdout.contains("--fence front"), "{}", refused.stdout);
-        let predicted = report(&scene.cutover(&["--dry-run", "--compare", "full"]).expect_code(0));
+        let predicted = report(&scene.rehearse(&["--compare", "full"]).expect_code(0));
         let front = &predicted["report"]["front"];
         assert_eq!(front["clients"], 17, "{predicted}");
         assert_eq!(front["held_ms"], 0, "{predicted}");
@@ -196,7 +203,7 @@ fn clients_of_several_databases_go_on_at_the_target() {
     wait_until_following(&mut sync);
     let go_on = || writers.iter().all(|(_, writers)| writers.wait_for(100, PATIENCE));
     assert!(go_on(), "the writers do not come to work");
-    scene.cutover(&["--compare", "full", "--dry-run"]).expect_code(0);
+    scene.rehearse(&["--compare", "full"]).expect_code(0);
     scene.cutover(&["--compare", "full"]).expect_code(0);
     sync.wait(PATIENCE).expect("it ends").expect_code(0);
     scene.assert_phase("done", "to-target");
@@ -325,7 +332,7 @@ fn who_writes_past_the_front_is_named_and_keeps_it_from_taking_over() {
     wait_until_following(&mut sync);
     let past = writers(&[scene.source.addr()], "past");
     let flood = Flood::begin(&scene.source);
-    let predicted = report(&scene.cutover(&["--dry-run"]).expect_code(0));
+    let predicted = report(&scene.rehearse(&[]).expect_code(0));
     assert!(predicted["report"]["front"]["others"].as_u64().is_some_and(|n| n >= 8), "{predicted}");
     let refused = scene.job.cutover(&[
         "--fence",

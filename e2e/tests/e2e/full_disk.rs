@@ -131,7 +131,7 @@ fn a_job_of_moves_waits_for_room() {
     let before = scene.unwritten();
     let writers = scene.writers(0..=999);
     let (seed, to) = (scene.cluster.seed(), scene.cluster.nodes()[1].addr());
-    let args = ["reshard", &seed, "--slots", "0-999", "--to", &to, "--report", "1", "--max-pause", "1s"];
+    let args = ["reshard", &seed, "--slots", "0-999", "--to", &to, "--report", "1", "--max-pause", "5s"];
     // Many batches: much is written down. And at the beginning, when the journal has used few of its blocks.
     let args = [&args[..], &["--batch-keys", "20"]].concat();
     let go_on = scene.file("go-on");

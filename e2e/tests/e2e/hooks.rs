@@ -114,7 +114,7 @@ fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
     assert!(writers.wait_for(400, PATIENCE), "the writers do not come to work");
     let at = name.display();
     let switch = format!(
-        "switch=sleep 1; printf %s \"$WHIMBREL_TARGET\" > {at}.new && mv {at}.new {at} && echo from \
+        "switch=sleep 3; printf %s \"$WHIMBREL_TARGET\" > {at}.new && mv {at}.new {at} && echo from \
          $WHIMBREL_SOURCE to $WHIMBREL_TARGET; cat"
     );
     let args =
@@ -126,14 +126,16 @@ fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
     let mut sync = job.start_with(&[], &[("WHIMBREL_SOURCE_PASSWORD", "unheard-of")]);
     wait_until_following(&mut sync);
 
-    let planned = report(&job.cutover(&["--fence", "acl", "--dry-run", "--max-pause", "5s"]).expect_code(0));
+    let how = ["--fence", "acl", "--max-pause", "5s"];
+    let planned = job.cutover_under_writers(&[&how[..], &["--dry-run"]].concat());
+    let planned = report(&planned.expect_code(0));
     let hooks = &planned["report"]["hooks"];
     assert_eq!((&hooks[0]["event"], &hooks[1]), (&Value::from("switch"), &Value::Null), "{planned}");
     assert!(hooks[0]["command"].as_str().is_some_and(|command| command.contains("printf")), "{planned}");
     assert_eq!(fs::read_to_string(&name).expect("it is there"), source.addr(), "none was run");
     assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
 
-    let done = report(&job.cutover(&["--fence", "acl", "--max-pause", "5s"]).expect_code(0));
+    let done = report(&job.cutover_under_writers(&how).expect_code(0));
     assert_eq!(fs::read_to_string(&name).expect("it is there"), target.addr());
     assert_eq!(done["report"]["hooks"][0]["failure"], Value::Null, "{done}");
     sync.wait(PATIENCE).expect("it ends").expect_code(0);

@@ -489,11 +489,11 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     // More lanes than the target takes connections.
     let clients = connections(&scene.cluster.nodes()[1]);
     scene.cluster.nodes()[1].call(&["CONFIG", "SET", "maxclients", &(clients + 12).to_string()]);
-    let set = jobs(state, &["set", name, "rate-keys=none", "max-pause=777ms", "lanes=64"]).expect_code(0);
-    assert!(set.stdout.contains("lanes: 64, writes paused for at most 777 ms; paused"), "{}", set.stdout);
+    let set = jobs(state, &["set", name, "rate-keys=none", "max-pause=7777ms", "lanes=64"]).expect_code(0);
+    assert!(set.stdout.contains("lanes: 64, writes paused for at most 7.8 s; paused"), "{}", set.stdout);
     let written_down = || {
         let record = std::fs::read(format!("{state}/jobs/{name}.job")).expect("the job's record");
-        String::from_utf8_lossy(&record).contains("\"max_pause_ms\":777")
+        String::from_utf8_lossy(&record).contains("\"max_pause_ms\":7777")
     };
     wait_until("it is written down, although the job is paused", written_down);
     let events = jobs(state, &["events", name]).expect_code(0).stdout;
@@ -508,7 +508,7 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
     let done: Vec<(u64, u64, u64, Vec<String>, String, String)> =
         redis::cmd("SLOWLOG").arg("GET").arg(-1).query(&mut scene.cluster.connection_to(0)).expect("a log");
     let is_pause =
-        |words: &Vec<String>| words[0].eq_ignore_ascii_case("client") && words[1..].contains(&"777".into());
+        |words: &Vec<String>| words[0].eq_ignore_ascii_case("client") && words[1..].contains(&"7777".into());
     assert!(done.iter().any(|(.., words, _, _)| is_pause(words)), "no pause was as long as allowed");
 }
 
@@ -550,7 +550,8 @@ fn lanes_are_changed(kind: &str, more: &[&str]) {
     let before = connections(&place.target);
     let set = place.jobs(&["set", name, "lanes=2:9"]).expect_code(0);
     assert!(set.stdout.contains("lanes: 2:9"), "{}", set.stdout);
-    wait_until("there are more connections", || connections(&place.target) >= before + 8);
+    // Among those before may be one that was closed again.
+    wait_until("there are more connections", || connections(&place.target) >= before + 7);
     place.jobs(&["set", name, "lanes=1:2"]).expect_code(0);
     wait_until("they are given back", || connections(&place.target) <= before + 1);
     place.jobs(&["set", name, "lanes=4", "rate-keys=none"]).expect_code(0);
@@ -627,7 +628,7 @@ fn moves_of_slots_get_the_name_and_a_number() {
     let state = scene.file("");
     let state = state.to_str().expect("a plain path").trim_end_matches('/');
     let to = scene.cluster.node_id(2).to_owned();
-    let more = ["--slots", "5461-5470", "--to", &to, "--name", "east"];
+    let more = ["--slots", "5461-5470", "--to", &to, "--name", "east", "--max-pause", "5s"];
     let moves = || scene.reshard("0-9", 1, &more);
     let killed = moves().env("WHIMBREL_FAILPOINT", "snapshot:after").run();
     assert_eq!(killed.code(), None, "it was not killed: {killed:#?}");

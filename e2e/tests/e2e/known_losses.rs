@@ -384,7 +384,7 @@ fn under_writes() {
         let (report, churned) = thread::scope(|scope| {
             let churn = scope.spawn(|| churn(&deployment, &over));
             let before = writers.acknowledged();
-            let report = copied(&[&source, &target.addr(), "--rate-keys", "20000"]);
+            let report = copied(&[&source, &target.addr(), "--rate-keys", "8000"]);
             over.store(true, Ordering::Relaxed);
             (report, churn.join().expect("the writer does not panic") + writers.acknowledged() - before)
         });

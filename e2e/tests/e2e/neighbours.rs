@@ -31,7 +31,7 @@ fn scene(engine: Engine) -> Scene {
 /// A move of slots 0-199 to the second shard, held before `place`, and the file that lets it go on.
 fn held(scene: &Scene, place: &str, phase: &str) -> (Running, std::path::PathBuf) {
     let go_on = scene.file("go-on");
-    let options = ["--method", "external", "--report", "1", "--max-pause", "1s"];
+    let options = ["--method", "external", "--report", "1", "--max-pause", "5s"];
     let mut running = scene
         .reshard("0-199", 1, &options)
         .env("WHIMBREL_FAILPOINT_PAUSE", place)
@@ -216,6 +216,8 @@ fn two_that_begin_at_the_same_moment_do_so_one_after_the_other(engine: Engine) {
             "--json",
             "--method",
             methods[1],
+            "--max-pause",
+            "5s",
             "--state-dir",
             &state,
         ]);
@@ -275,6 +277,8 @@ fn one_that_was_killed_keeps_nobody_out(engine: Engine) {
             "--json",
             "--method",
             "external",
+            "--max-pause",
+            "5s",
             "--stall",
             "5s",
             "--state-dir",

@@ -97,6 +97,8 @@ fn valkeys_tool_moves_slots_while_clients_write(engine: Engine) {
     let counts = slots_of(&scene);
     assert!(counts.iter().all(|count| (5_460..=5_463).contains(count)), "{counts:?}\n{}", rebalance.stdout);
     assert!(writers.wait_for(WARM / 3, PATIENCE));
+    // The tool moves nothing while nodes disagree, and says so when it checks.
+    scene.cluster.wait_ok().expect("the nodes agree");
 
     // Slots in many pieces, from two nodes to the third.
     let from = ids[..2].join(",");
@@ -110,6 +112,7 @@ fn valkeys_tool_moves_slots_while_clients_write(engine: Engine) {
     let [exported, imported] = [ports[0], ports[2]].map(|port| asked(port, "CLUSTER GETSLOTMIGRATIONS"));
     assert!(exported.contains("EXPORT") && !exported.contains("IMPORT"), "{exported}");
     assert!(imported.contains("IMPORT") && !imported.contains("EXPORT"), "{imported}");
+    scene.cluster.wait_ok().expect("the nodes agree");
     for port in ports {
         let check = run(tool(Engine::Valkey91, "check", port, &[])).expect_code(0);
         assert!(check.stdout.contains("All nodes agree about slots configuration"), "{}", check.stdout);
@@ -211,7 +214,7 @@ fn a_killed_daemon_is_plain_to_the_tool(engine: Engine) {
     // A range that is not this test's alone: ports that somebody else has are left out.
     let free = whimbrel_lab::free_port().expect("a port");
     let range = format!("{free}-{}", free.saturating_add(200));
-    let more = [&EXTERNAL[..], &["--node-ports", &range]].concat();
+    let more = [&EXTERNAL[..], &["--node-ports", &range, "--max-pause", "5s"]].concat();
     let mut daemon = Served::by(held(invocation(&scene, "127.0.0.1:0", &more), &scene));
     let ids = [0, 2].map(|node| scene.cluster.node_id(node).to_owned());
     let port = port_of(&daemon, &ids[0]);
@@ -235,10 +238,11 @@ fn a_killed_daemon_is_plain_to_the_tool(engine: Engine) {
     let check = run(tool(Engine::Valkey91, "check", port, &[])).expect_code(1);
     assert!((check.stdout + &check.stderr).contains("Could not connect"));
 
-    let more = [&EXTERNAL[..], &["--node-ports", &range]].concat();
+    let more = [&EXTERNAL[..], &["--node-ports", &range, "--max-pause", "5s"]].concat();
     let daemon = Served::by(invocation(&scene, "127.0.0.1:0", &more));
     daemon.wait_for("0-99", &["success"]);
     let port = port_of(&daemon, &ids[0]);
+    scene.cluster.wait_ok().expect("the nodes agree");
     run(tool(Engine::Valkey91, "check", port, &[])).expect_code(0);
     assert_eq!(slots_of(&scene), [8092, 8192, 100]);
     shards::assert_sound(&scene.cluster);
@@ -287,7 +291,7 @@ fn the_tool_learns_how_a_job_ended(engine: Engine) {
 fn a_new_primary_gets_a_port(engine: Engine) {
     let scene = filled(
         Scene::of(engine, 1, &[vec![0..=4999], vec![5000..=9999], vec![10000..=16383]])
-            .cluster(|cluster| cluster.node_timeout_ms(3_000))
+            .cluster(|cluster| cluster.node_timeout_ms(8_000))
             .start(),
     );
     let daemon = serve_nodes(&scene, &[]);
@@ -310,11 +314,14 @@ fn a_new_primary_gets_a_port(engine: Engine) {
         assert!(Instant::now() < deadline, "the port of a replica stays open");
         thread::sleep(Duration::from_millis(50));
     }
+    // The tool moves nothing while nodes disagree.
+    scene.cluster.wait_ok().expect("the nodes agree");
     let other = port_of(&daemon, scene.cluster.node_id(0));
     let target = scene.cluster.node_id(0).to_owned();
     let more =
         ["--cluster-from", &replica, "--cluster-to", &target, "--cluster-slots", "50", "--cluster-yes"];
     run(tool(Engine::Valkey91, "reshard", other, &[&more[..], &[ATOMIC]].concat())).expect_code(0);
+    scene.cluster.wait_ok().expect("the nodes agree");
     run(tool(Engine::Valkey91, "check", port, &[])).expect_code(0);
     assert_eq!(shards::slots_of(&scene.cluster, 0).expect("slots").len(), 5_050);
     daemon.end();

@@ -219,12 +219,12 @@ fn redis_6_0_is_left_by_an_external_cutover(to: Engine) {
     wait_until_following(&mut sync);
     for fence in ["none", "pause", "acl", "readonly-replica"] {
         for more in [&["--dry-run"][..], &[]] {
-            let refused = job.cutover(&[&["--fence", fence], more].concat()).expect_code(4);
+            let refused = job.cutover_under_writers(&[&["--fence", fence], more].concat()).expect_code(4);
             assert!(refused.stdout.contains("has no CLIENT PAUSE WRITE"), "{}", refused.stdout);
             assert!(refused.stdout.contains("use --fence external"), "{}", refused.stdout);
         }
     }
-    job.cutover(&["--fence", "external", "--dry-run"]).expect_code(0);
+    job.cutover_under_writers(&["--fence", "external", "--dry-run"]).expect_code(0);
     assert!(writers.wait_for(400, PATIENCE), "the writers made no progress");
     let record = writers.stop();
     job.cutover(&["--fence", "external", "--quiet-for", "2s"]).expect_code(0);

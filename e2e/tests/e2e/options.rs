@@ -397,8 +397,9 @@ fn rates() {
     strings(&source, 2000, 1000);
     let (from, to) = (source.addr(), target.addr());
     for (args, is_slow) in [
-        (&["--rate-keys", "1000"][..], true),
-        (&["--rate-bytes", "1MB"], true),
+        // For so long that it is looked at in the middle, on a busy machine too.
+        (&["--rate-keys", "400"][..], true),
+        (&["--rate-bytes", "400k"], true),
         (&["--rate-keys", "100m", "--rate-bytes", "100GB"], false),
     ] {
         target.call(&["FLUSHALL"]);
@@ -431,7 +432,7 @@ fn lanes_that_read_and_lanes_that_write() {
         let state = folder();
         let (from, to) = (source.addr(), target.addr());
         let lanes = format!("{reading}:{writing}");
-        let args = [&*from, &to, "--rate-keys", "4000", "--lanes", &lanes];
+        let args = [&*from, &to, "--rate-keys", "2500", "--lanes", &lanes];
         let mut copy = invocation(state.path(), &args).spawn();
         let (mut readers, mut writers) = (0, 0);
         while copy.is_running() {
@@ -629,7 +630,7 @@ fn the_same_command_begins_and_goes_on() {
     let (from, to) = (source.addr(), target.addr());
     let call =
         |more: &[&str]| invocation(state.path(), &[&[&*from, &*to, "--resume-or-begin"][..], more].concat());
-    let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
+    let mut running = call(&["--rate-keys", "1000", "--report", "1"]).spawn();
     assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
     running.terminate();
     running.wait(PATIENCE).expect("it ends").expect_code(STOPPED);

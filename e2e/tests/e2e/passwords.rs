@@ -19,7 +19,7 @@ use whimbrel_lab::{Engine, Proxy, Server};
 const VALID: Duration = Duration::from_secs(5);
 
 /// A busy machine may be late to hand out the next one: until then clients read the one before.
-const LATE: Duration = Duration::from_secs(4);
+const LATE: Duration = Duration::from_secs(8);
 
 /// How often there is a new one. The last of them is handed out, and is valid for [`VALID`] from then on.
 const ROTATED: Duration = Duration::from_millis(500);

@@ -36,7 +36,8 @@ fn jobs_of_each_kind() -> (BTreeMap<String, (String, String)>, Vec<tempfile::Tem
     sync.wait(PATIENCE).expect("it ends").expect_code(0);
     let scene = Scene::of(Engine::Valkey81, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
     scene.fill(0..=99, 2, 10);
-    run(&["reshard", &scene.cluster.seed(), "--slots", "0-99", "--to", scene.cluster.node_id(1), "--yes"]);
+    let (seed, to) = (scene.cluster.seed(), scene.cluster.node_id(1));
+    run(&["reshard", &seed, "--slots", "0-99", "--to", to, "--yes", "--max-pause", "5s"]);
     let mut front = Front::between(&from, &last.addr(), &[]);
     front.command("start").expect_code(0);
     until("all keys have moved", || (front.status()["phase"] == "done").then_some(()));

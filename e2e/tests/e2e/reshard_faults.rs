@@ -107,7 +107,7 @@ fn is_killed(engine: Engine, cases: Cases, how: &[&str], batches: usize) {
         let writers = writers(&scene, &format!("killed{number}"));
         let (source, target) = owner(&scene, place);
         // A busy machine does not come to an end within the usual pause.
-        let usual = ["--method", "external", "--max-pause", "1s"];
+        let usual = ["--method", "external", "--max-pause", "5s"];
         let command = scene.reshard(MOVING_TEXT, target, &[&usual, how].concat());
         let batch = number % batches;
         let output = command.env("WHIMBREL_FAILPOINT", format!("{place}@{batch}")).run();
@@ -236,8 +236,9 @@ fn paused_with(
     for file in [&go_on, &reached] {
         let _ = std::fs::remove_file(file);
     }
-    // A busy machine takes long over everything, and these are no tests of short pauses.
-    let pause: &[&str] = if how.contains(&"--max-pause") { &[] } else { &["--max-pause", "1s"] };
+    // A busy machine takes long over everything, and these are no tests of short pauses. A pause in which it
+    // waits has to outlast what is done meanwhile: what is written just before a node is killed may be lost.
+    let pause: &[&str] = if how.contains(&"--max-pause") { &[] } else { &["--max-pause", "10s"] };
     let options = [&["--method", "external", "--report", "1"], pause, how].concat();
     let command = scene.reshard(MOVING_TEXT, target, &options);
     let mut running =
@@ -476,7 +477,8 @@ fn slots_that_somebody_moved_on_stay_there(engine: Engine, cases: Cases) {
         let to = scene.cluster.node_id(2);
         let state = state.to_str().expect("a plain path");
         let args = ["reshard", &seed, "--slots", MOVING_TEXT, "--to", to, "--yes", "--state-dir", state];
-        let args: Vec<&str> = args.into_iter().chain(["--method", "external"]).collect();
+        let how = ["--method", "external", "--max-pause", "5s"];
+        let args: Vec<&str> = args.into_iter().chain(how).collect();
         whimbrel_e2e::binary::run(&args).expect_code(0);
         // What clients write from here on only the third has.
         let mut connection = scene.cluster.connection_to(2);
@@ -552,7 +554,8 @@ fn jobs_go_on_without_their_first_node(engine: Engine) {
     let state = state.to_str().expect("a plain path");
     let to = scene.cluster.node_id(1);
     let args = ["reshard", &first, "--slots", MOVING_TEXT, "--to", to, "--yes", "--state-dir", state];
-    let args: Vec<&str> = args.into_iter().chain(["--method", "external"]).collect();
+    let how = ["--method", "external", "--max-pause", "5s"];
+    let args: Vec<&str> = args.into_iter().chain(how).collect();
     let output = Invocation::new(&args).env("WHIMBREL_FAILPOINT", "snapshot:after").run();
     assert_eq!(output.code(), None, "it was not killed: {output:#?}");
     scene.cluster.nodes()[BYSTANDERS[0]].kill9().expect("it can be killed");

@@ -28,7 +28,7 @@ fn address(scene: &Scene, node: usize) -> String {
 fn a_target_that_died_is_named(engine: Engine) {
     let scene = scene(engine);
     let before = shards::slots_of(&scene.cluster, 0).expect("it answers");
-    let options = ["--method", "external", "--report", "1", "--rate-keys", "200", "--stall", "8s"];
+    let options = ["--method", "external", "--report", "1", "--rate-keys", "50", "--stall", "8s"];
     let mut running = scene.reshard("0-199", 1, &options).spawn();
     wait_for_phase(&mut running, "snapshotting");
     scene.cluster.kill9(1).expect("it can be killed");
@@ -68,7 +68,7 @@ fn a_daemon_that_gives_up_puts_back_what_it_switched_off(engine: Engine) {
     let scene = scene.cluster(on).start();
     scene.fill(0..=199, 200, 2_000);
     let set = || format!("{:?}", scene.cluster.nodes()[0].call(&["CONFIG", "GET", FOLLOW]));
-    let daemon: Served = serve(&scene, &[&EXTERNAL[..], &["--rate-keys", "200", "--stall", "8s"]].concat());
+    let daemon: Served = serve(&scene, &[&EXTERNAL[..], &["--rate-keys", "50", "--stall", "8s"]].concat());
     let dead = scene.cluster.node_id(1).to_owned();
     assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {dead}")), "OK");
     daemon.wait_for("0-199", &["snapshotting"]);
@@ -91,7 +91,7 @@ fn a_limit_that_cuts_the_feed_is_named(engine: Engine) {
         .reshard(
             "0-199",
             1,
-            &["--method", "external", "--report", "1", "--max-pause", "1s", "--rate-keys", "400"],
+            &["--method", "external", "--report", "1", "--max-pause", "5s", "--rate-keys", "400"],
         )
         .env("WHIMBREL_FAILPOINT_PAUSE", "catch-up:before")
         .env("WHIMBREL_FAILPOINT_FILE", &go_on)

@@ -506,7 +506,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::new(folder.path());
         store.publish(&job());
-        let hooks = hooks(&store, Duration::from_millis(300), &[(HookEvent::Paused, "sleep 600")]);
+        let hooks = hooks(&store, Duration::from_secs(1), &[(HookEvent::Paused, "sleep 600")]);
         let mut paused = job();
         paused.rates.paused = true;
         for _ in 0..QUEUE_MAX + 10 {

@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    const BRIEFLY: Duration = Duration::from_millis(300);
+    const BRIEFLY: Duration = Duration::from_secs(2);
 
     /// It takes connections, as the system does for it, and nothing else.
     #[tokio::test]

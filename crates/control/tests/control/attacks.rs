@@ -41,7 +41,8 @@ impl Coordinator {
         let options = FleetOptions {
             partitions: PARTITIONS,
             backends: Vec::new(),
-            machine: Options::default(),
+            // What is left without a connection leaves after that; a busy machine lets nobody else leave.
+            machine: Options { lease_ms: 10_000, ..Options::default() },
             trusts_refusals: false,
         };
         let (fleet, coordination) =

@@ -31,7 +31,7 @@ whimbrel_lab::for_each_engine! {
         command_line_clients_are_served
 }
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Three made-up nodes.
 pub(crate) const NODES: [&str; 3] = [

@@ -281,7 +281,9 @@ struct Cable {
 
 impl Cable {
     async fn to(port: u16) -> Cable {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("it listens");
+        // Nobody else gets its port while it is cut.
+        let free = whimbrel_lab::free_port().expect("a port");
+        let listener = TcpListener::bind(("127.0.0.1", free)).await.expect("it listens");
         let (cut, mut tasks) = (CancellationToken::new(), JoinSet::new());
         let (mine, is_cut) = (listener.local_addr().expect("it listens").port(), cut.clone());
         tasks.spawn(async move {
@@ -345,12 +347,13 @@ async fn a_lost_connection_costs_nothing() {
 #[tokio::test]
 async fn members_go_on_while_there_is_no_coordinator_and_the_next_one_knows_them() {
     let (_folder, path) = folder();
-    let coordinator = Coordinator::start(&path, 0, None).await;
+    // Nobody else gets it between the two coordinators.
+    let port = whimbrel_lab::free_port().expect("a port");
+    let coordinator = Coordinator::start(&path, port, None).await;
     let (first, second) = (coordinator.member("a", 1), coordinator.member("b", 3));
     let (a, b) = (id_of(&first).await, id_of(&second).await);
     let before = coordinator.settled(2).await;
     let owners = served(&[&first, &second]).await;
-    let port = coordinator.port;
     coordinator.end().await;
     // Leases have just been renewed; nobody is there who could renew them again.
     assert_eq!(served(&[&first, &second]).await, owners);

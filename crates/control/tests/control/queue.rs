@@ -96,11 +96,13 @@ impl Field {
 }
 
 async fn open(deployment: &Arc<Deployment>, folder: &Path, method: Method) -> Arc<Queue> {
+    // Seconds for the largest job here: what is asked of one that runs comes before its end.
+    let rate_keys = (method == Method::External).then_some(5_000);
     let settings = Settings {
         method,
         rules: Rules::default(),
         max_pause_ms: Some(10_000),
-        transfer: TransferOptions::default(),
+        transfer: TransferOptions { rate_keys, ..TransferOptions::default() },
         batch_keys: None,
         name: None,
         native_stall_ms: None,

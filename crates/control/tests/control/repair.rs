@@ -73,7 +73,8 @@ async fn keys_that_a_killed_repair_was_moving_are_moved_by_the_next() {
 /// A node of a cluster that is down refuses `EXISTS`: without the note, the only copies look like copies.
 #[tokio::test]
 async fn a_note_is_found_while_the_cluster_is_down() {
-    let cluster = Cluster::builder(Engine::Redis70).node_timeout_ms(1_000).start().expect("a cluster");
+    // Not so short that a node that only waits for a processor is taken for dead.
+    let cluster = Cluster::builder(Engine::Redis70).node_timeout_ms(5_000).start().expect("a cluster");
     let endpoint = Endpoint::parse(Side::Source, &cluster.seed()).expect("an address");
     let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment");
     let survey = Survey::take(&deployment).await.expect("a survey");

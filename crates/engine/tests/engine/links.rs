@@ -20,7 +20,7 @@ async fn a_command_that_was_given_up_is_not_carried_out_late(engine: Engine) {
     let server = Server::builder(engine).start().expect("the server starts");
     let proxy = Proxy::start(&server.addr()).expect("a proxy");
     let endpoint = Arc::new(Endpoint::parse(Side::Target, &proxy.addr()).expect("an address"));
-    let options = LinkOptions { reply_timeout_ms: 1_000, ..LinkOptions::default() };
+    let options = LinkOptions { reply_timeout_ms: 3_000, ..LinkOptions::default() };
     let open = async || Link::open(&endpoint, &endpoint.address, options).await.expect("a connection");
 
     let mut given_up = open().await;
@@ -45,7 +45,7 @@ async fn a_command_that_was_given_up_is_not_carried_out_late(engine: Engine) {
 async fn a_pause_is_known_from_a_server_that_hangs(engine: Engine) {
     let server = Server::builder(engine).start().expect("the server starts");
     let endpoint = Arc::new(Endpoint::parse(Side::Target, &server.addr()).expect("an address"));
-    let options = LinkOptions { reply_timeout_ms: 1_000, ..LinkOptions::default() };
+    let options = LinkOptions { reply_timeout_ms: 2_000, ..LinkOptions::default() };
     let open = async || Link::open(&endpoint, &endpoint.address, options).await.expect("a connection");
     let write: [&[u8]; 3] = [b"SET", b"k", b"v"];
 
@@ -62,6 +62,6 @@ async fn a_pause_is_known_from_a_server_that_hangs(engine: Engine) {
     let mut link = open().await;
     server.suspend().expect("suspended");
     let failure = link.try_out(&write).await.expect_err("nobody answers");
-    assert!(matches!(failure.kind, ErrorKind::Timeout(1_000)), "{failure}");
+    assert!(matches!(failure.kind, ErrorKind::Timeout(2_000)), "{failure}");
     server.resume().expect("resumed");
 }

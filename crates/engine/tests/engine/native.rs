@@ -447,10 +447,10 @@ async fn a_dropped_link_of_ours_changes_nothing() {
 async fn what_does_not_end_is_given_up() {
     let field = Field::new(3, 0).await;
     field.prevent_pause(true);
-    let options = NativeOptions { give_up_after_ms: 5_000, ..NativeOptions::default() };
+    let options = NativeOptions { give_up_after_ms: 10_000, ..NativeOptions::default() };
     let error = field.run_with(&slots("0-9"), options, async |_, _| {}).await.expect_err("it is held");
     let text = error.to_string();
-    assert!(text.contains("5000 ms") && text.contains("waiting-to-pause"), "{text}");
+    assert!(text.contains("10000 ms") && text.contains("waiting-to-pause"), "{text}");
     assert_eq!(field.cluster.owner_of(0).expect("an owner"), 0);
     field.prevent_pause(false);
     field.run(&slots("0-9")).await.expect("nothing is left of the first");

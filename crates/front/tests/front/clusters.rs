@@ -230,7 +230,7 @@ fn what_is_sent_behind_a_command_stays_behind_it() {
 #[test]
 fn a_primary_that_hangs_is_left_once_it_was_replaced() {
     let _alone = alone();
-    let cluster = Cluster::builder(Engine::Valkey81).primaries(3).replicas(1).node_timeout_ms(3_000).start();
+    let cluster = Cluster::builder(Engine::Valkey81).primaries(3).replicas(1).node_timeout_ms(5_000).start();
     let cluster = cluster.expect("a cluster");
     let served = Served::of(&cluster.seed());
     let key = key_of(&cluster, 0, "k");

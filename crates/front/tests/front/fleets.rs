@@ -53,7 +53,9 @@ impl Fleet {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let (runtime, folder) =
             (Arc::new(runtime.expect("a runtime")), tempfile::tempdir().expect("a folder"));
-        let coordinator = runtime.block_on(Coordinator::start(folder.path(), 0, backends));
+        // Nobody else gets it while one coordinator follows another.
+        let port = whimbrel_lab::free_port().expect("a port");
+        let coordinator = runtime.block_on(Coordinator::start(folder.path(), port, backends));
         Fleet { coordinator: Some(coordinator), runtime, folder }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Engine, Server, wait_until_refused};
 
 use crate::common::{Client, Served, alone, command, in_own_process, resident_bytes, wait_until};
 
@@ -170,7 +170,8 @@ fn a_front_that_ends_answers_what_is_under_way() {
     served.end();
     assert!(idle.rest().is_empty(), "nothing of it was under way");
     let address = busy.0.peer_addr().expect("it is connected");
-    assert!(std::net::TcpStream::connect(address).is_err(), "nobody is let in any more");
+    // Nobody is let in any more.
+    wait_until_refused(address);
     direct.ask(&["CLIENT", "UNPAUSE"], "+OK\r\n");
     busy.expect(b"+OK\r\n");
     assert!(busy.rest().is_empty());

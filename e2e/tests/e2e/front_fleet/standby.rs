@@ -42,10 +42,12 @@ fn is_served_at_once(backend: &Server, mut fleet: Fleet) {
     let appenders = Appenders::start(through, 6, Duration::from_secs(1));
     appenders.wait_for(200);
     for round in 0..3 {
-        let status = fleet.settled(3);
-        let members = status["fleet"]["members"].as_array().expect("members").clone();
-        let stand_by: u64 = members.iter().filter_map(|member| member["stands_by"].as_u64()).sum();
-        assert_eq!(stand_by, 16_384, "each partition has one that stands by: {members:#?}");
+        until("each partition has one that stands by", || {
+            let status = fleet.settled(3);
+            let members = status["fleet"]["members"].as_array().expect("members").clone();
+            let stand_by: u64 = members.iter().filter_map(|member| member["stands_by"].as_u64()).sum();
+            (stand_by == 16_384).then_some(())
+        });
         let several = fleet.coordinators.len() > 1;
         if several {
             fleet.coordinators[round].kill9();

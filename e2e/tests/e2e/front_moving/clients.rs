@@ -341,8 +341,9 @@ impl Worker<'_> {
     /// Nobody knows whether a write was carried out: looks. It was as a whole, or not at all.
     pub(super) fn find_out(&mut self, becomes: &[(usize, State)], places: &[usize]) {
         let mut carried_out = None;
-        // What a server has received on a connection that broke it may still carry out.
-        std::thread::sleep(Duration::from_millis(50));
+        // What a server has received on a connection that broke it may still carry out: on a busy machine it
+        // does so when its turn comes.
+        std::thread::sleep(Duration::from_millis(500));
         for ((key, state), place) in becomes.iter().zip(places) {
             let (name, kind) = (self.keys()[*key].name.clone(), self.keys()[*key].kind);
             let from = self.keys()[*key].floor();

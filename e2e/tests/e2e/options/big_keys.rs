@@ -16,7 +16,9 @@ fn stopping_in_the_middle_of_a_big_key() {
     big_hash(&source, 60_000_000);
     let state = folder();
     let (from, to) = (source.addr(), target.addr());
-    let mut running = invocation(state.path(), &[&from, &to, "--json", "--report", "1"]).spawn();
+    // So slowly that it is in the middle when it is stopped, on a busy machine too.
+    let slowly = [&*from, &to, "--json", "--report", "1", "--rate-bytes", "4000000"];
+    let mut running = invocation(state.path(), &slowly).spawn();
     let deadline = std::time::Instant::now() + PATIENCE;
     // Its staging key appears first.
     while db_size(&target) == 0 {
@@ -94,7 +96,8 @@ fn big_keys_in_bounded_memory() {
                 peak_bytes < BUDGET_BYTES + CONSTANT_BYTES,
                 "{peak_bytes} bytes were resident at the peak"
             );
-            let slow_ones: Vec<String> = [&source, &target].into_iter().flat_map(Server::slow_commands).collect();
+            let slow_ones: Vec<String> =
+                [&source, &target].into_iter().flat_map(Server::slow_commands).collect();
             if slow_ones.is_empty() {
                 break;
             }

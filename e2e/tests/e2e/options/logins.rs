@@ -119,7 +119,7 @@ fn passwords() {
 
     // What others on the machine see of the process, and what stays behind of it.
     target.call(&["FLUSHALL"]);
-    let args = [&*from_user, &to_user, "--rate-keys", "500", "--report", "1"];
+    let args = [&*from_user, &to_user, "--rate-keys", "100", "--report", "1"];
     let mut running = env(invocation(state.path(), &args)).env("WHIMBREL_LOG", "trace").spawn();
     assert!(running.wait_for_text("written", PATIENCE));
     let seen = fs::read(format!("/proc/{}/cmdline", running.pid())).expect("it runs");

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use whimbrel_e2e::binary::Output;
 use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::dataset::random::Random;
 use whimbrel_e2e::syncing::{PATIENCE, Sync, cluster, deployment, report, stop, wait_until_following};
@@ -134,13 +135,14 @@ fn elements_are_not_added_to_what_is_not_there_any_more() {
     job.cutover_without_fence();
     source.call(&["HPEXPIRE", "large:1", "9000000", "FIELDS", "1", "field:1"]);
     let deadline = Instant::now() + PATIENCE;
-    while job.cutover(&["--fence", "none", "--max-pause", "2s"]).code() != Some(4) {
+    let names_it = |output: &Output| output.code() == Some(4) && output.stdout.contains("not on the target");
+    while !names_it(&job.cutover(&["--fence", "none", "--max-pause", "20s"])) {
         assert!(Instant::now() < deadline, "nothing is said of what the target cannot hold");
     }
     // Another element of it changes nothing about that.
     source.call(&["HSET", "large:1", "field:2", "2"]);
     thread::sleep(Duration::from_millis(500));
-    let refused = job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);
+    let refused = job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(4);
     assert!(refused.stdout.contains("not on the target"), "{}", refused.stdout);
     source.call(&["HPERSIST", "large:1", "FIELDS", "1", "field:1"]);
     job.cutover_without_fence();
@@ -158,7 +160,8 @@ fn large_keys_are_followed_by_their_elements() {
     const ELEMENTS: u64 = 20_000;
     const SEED: u64 = 20_261_122;
     let source = Server::builder(Engine::Redis80).start().expect("the source starts");
-    let target = cluster(Engine::Redis80).start().expect("the target starts");
+    // Nothing is to fail over here, on a busy machine neither.
+    let target = cluster(Engine::Redis80).node_timeout_ms(15_000).start().expect("the target starts");
     let fill = |connection: &mut redis::Connection, kind: &str| {
         for first in (0..ELEMENTS).step_by(1_000) {
             let mut command = redis::cmd(["HSET", "SADD", "ZADD"][kind_of(kind)]);

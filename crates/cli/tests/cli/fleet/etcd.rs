@@ -157,7 +157,8 @@ fn another_coordinator_goes_on_from_what_a_killed_one_wrote_down() {
 #[test]
 fn with_three_of_each_one_may_be_killed_at_a_time() {
     let etcd = Etcd::start(3).expect("etcd");
-    let options = ["--lease", "30s", "--reign", "8s"];
+    // A reign in which a busy machine elects another leader of etcd.
+    let options = ["--lease", "40s", "--reign", "12s"];
     let [mut first, second, third] = several(&etcd, &options);
     let servers = addresses(&[&first, &second, &third]);
     let [mut a, mut b] = ["a", "b"].map(|name| Process::of_any(&servers, name));

@@ -385,7 +385,7 @@ fn a_coordinator_that_was_stopped_does_not_take_its_members_for_lost() {
 #[test]
 fn people_see_to_a_fleet() {
     let folder = tempfile::tempdir().expect("a folder");
-    let coordinator = Coordinator::start(folder.path(), "127.0.0.1:0", "3s");
+    let coordinator = Coordinator::start(folder.path(), "127.0.0.1:0", "10s");
     let [mut a, mut b] = ["a", "b"].map(|name| Process::start(&coordinator, name));
     coordinator.settled(2);
     let expect = |words: &[&str], code: i32| {

@@ -363,6 +363,10 @@ async fn a_move_during_which_somebody_writes_fails() {
             redis::cmd("SET").arg(format!("{TAG}new{i}")).arg("v").exec(&mut connection).expect("written");
         }
     });
+    // It is at work before the first look.
+    while pair.a.ask(&["EXISTS", "{a}new0"]).await == Value::Int(0) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let outcome = pair.carry(token(1)).await;
     is_over.store(true, Ordering::Relaxed);
     writer.join().expect("it ends");
