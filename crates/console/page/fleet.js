@@ -33,7 +33,7 @@ function headline(fleet) {
       "busy",
     ];
   const settled = fleet.moving === 0 && fleet.members.every((member) => member.equal === true);
-  return settled ? ["settled", "good"] : ["nothing left to move; not all know it yet", "warn"];
+  return settled ? ["settled", "good"] : ["nothing left to move; some members do not know it yet", "warn"];
 }
 
 function stateOf(member) {

@@ -35,7 +35,7 @@ use crate::store::Status;
 
 /// What can be done about it.
 const REMEDY: &str = "wait for it, or see `whimbrel status` and, where it was started, `whimbrel jobs list`; \
-                      `whimbrel repair` undoes what nobody goes on with";
+                      `whimbrel repair` undoes moves that nobody resumes";
 
 /// How long one that gives way to others waits until it looks again, at least, and by how much more at most:
 /// two that give way to each other do not do so for ever.

@@ -165,7 +165,7 @@ impl App {
                 Action::None
             }
             Key::Char('p' | 'c') => {
-                self.note = "that cannot be asked of the job now".to_owned();
+                self.note = "the job cannot do that now".to_owned();
                 Action::None
             }
             _ => Action::None,

@@ -9,7 +9,7 @@ use whimbrel_terminal::table::{Table, number, text};
 pub fn page(status: &FleetStatus, screen: Screen) -> String {
     let state = match (status.unowned, status.remaining, status.is_settled()) {
         (0, 0, true) => "settled".to_owned(),
-        (0, 0, false) => "nothing left to move; not all know it yet".to_owned(),
+        (0, 0, false) => "nothing left to move; some members do not know it yet".to_owned(),
         (0, left, _) => {
             format!("{} partitions left to move, {} moving now", format_count(left), status.moving)
         }

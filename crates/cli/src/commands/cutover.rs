@@ -386,7 +386,7 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints,
     }
     out!("{}", fenced(args, sides));
     if number("ended") > 0 {
-        out!("ended    {} that did not come to rest", format_count_of(number("ended"), "client"));
+        out!("ended    {} that did not become idle", format_count_of(number("ended"), "client"));
     }
     if args.reverse_sync {
         out!("way back {} is followed back into {}", sides.target, sides.source);
@@ -414,7 +414,7 @@ fn fenced(args: &CutoverArgs, Endpoints { source, target, .. }: &Endpoints) -> S
             format!("cut over the front sends its clients to {target}; {source} is kept from nobody else")
         }
         Some(FenceChoice::None) | None => {
-            "equal    writers were let go again; the sync goes on following them until you stop it".to_owned()
+            "equal    writes resumed; the sync follows them until you stop it".to_owned()
         }
     }
 }

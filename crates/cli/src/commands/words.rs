@@ -4,7 +4,7 @@ use whimbrel_engine::error::{Error, ErrorKind};
 
 use crate::ui::remedies::whole;
 
-const PAUSE: &str = "give this user +client|pause and +client|unpause; where the service forbids that to \
+const PAUSE: &str = "give this user +client|pause and +client|unpause; if the service forbids that to \
     everybody, use --fence external: you stop the clients yourself, and whimbrel needs none of this. Nor \
     does it with --fence front, where clients go through whimbrel front";
 const LACKS: &str = "use --fence external: you stop the clients yourself, and whimbrel needs no pause; or \
@@ -12,7 +12,7 @@ const LACKS: &str = "use --fence external: you stop the clients yourself, and wh
 const END: &str = "give this user +client|list and +client|kill, by which clients that wait are ended; or \
     use --fence none, or external";
 const ACL: &str = "give this user +acl|whoami, +acl|users, +acl|getuser and +acl|setuser, or choose another \
-    way with --fence: pause, or external where the service forbids that as well";
+    way with --fence: pause, or external if the service forbids that as well";
 const REPLICA: &str = "give this user +replicaof, or choose another way with --fence: acl, pause or external";
 const STILL: &str = "stop those clients, and try again; --wait-for-quiet waits longer, and with a shorter \
     --quiet-for rare writes do not count";

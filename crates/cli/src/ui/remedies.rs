@@ -59,7 +59,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::AllowReplicationOrAnyFeed => "allow PSYNC and REPLCONF, or leave out --feed replication",
         Remedy::AllowAnyFeed => {
             "give this user the permission for PSYNC and REPLCONF, or for CLIENT TRACKING; or set \
-                notify-keyspace-events to AE there, and where that cannot be checked say --feed notifications"
+                notify-keyspace-events to AE there, and if that cannot be checked, add --feed notifications"
         }
         Remedy::LeaveOutBack => "leave out --back",
         Remedy::AddBack => "add --back",
@@ -107,7 +107,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::CopyFunctions => "copy --functions brings them along; a cutover carries them over by itself",
         Remedy::SeeRepairPlan => "whimbrel status shows more, and whimbrel repair --dry-run what can be done",
         Remedy::RunSync => {
-            "start it with whimbrel sync, with --resume where it had begun before; or name its folder with \
+            "start it with whimbrel sync, with --resume if it was interrupted; or name its folder with \
                 --state-dir"
         }
         Remedy::RehearseCutover => "cutover --dry-run measures it",

@@ -372,7 +372,7 @@ async fn cancel<J: Jobs>(name: Option<&[u8]>, node: Option<&NodeId>, jobs: &J) -
         let others = jobs.others().await.unwrap_or_default();
         let other = others.into_iter().find(|job| job.name.as_bytes() == name);
         let Some(other) = other else { return error("No such slot migration job") };
-        return error(format!("this is none of our jobs: {}", other.message));
+        return error(format!("this is not a job of this daemon: {}", other.message));
     }
     let active: Vec<&JobView> = all.iter().filter(is_meant).filter(|job| !job.state.is_final()).collect();
     if active.is_empty() {

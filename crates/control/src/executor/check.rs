@@ -181,7 +181,7 @@ impl Executor {
         match waited_for {
             None => Ok(()),
             Some(natives) => {
-                let message = format!("a migration of the servers' own was waited for: {natives}");
+                let message = format!("a migration of the servers' own took too long: {natives}");
                 Err(because(Why::TooSlow, message))
             }
         }

@@ -317,7 +317,7 @@ impl<'a> Repairer<'a> {
             return Ok(());
         }
         let what = format!("no replica has been elected within {} s", patience.as_secs());
-        let remedy = "look into the replicas' logs; where their data is too old for an election \
+        let remedy = "look at the replicas' logs; if their data is too old for an election \
                       (cluster-replica-validity-factor), decide whether to use CLUSTER FAILOVER TAKEOVER on \
                       one";
         let at = self.name(primary).address.to_string();

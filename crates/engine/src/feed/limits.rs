@@ -63,7 +63,9 @@ pub async fn holdup(deployment: &Deployment, address: &Address) -> Result<Option
         return Ok(Some("it is loading its data".to_owned()));
     }
     if is_at("rdb_bgsave_in_progress") || is_at("aof_rewrite_in_progress") {
-        return Ok(Some("it is making a snapshot, or rewriting its AOF, for somebody else".to_owned()));
+        return Ok(Some(
+            "it is making a snapshot, or rewriting its AOF, for another replica or for itself".to_owned(),
+        ));
     }
     let delay = setting(&mut link, "repl-diskless-sync-delay").await?;
     let delay = delay.filter(|seconds| seconds != "0");

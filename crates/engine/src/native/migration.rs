@@ -553,13 +553,13 @@ impl Nodes {
                 let what = format!("this is node {}, not {}", me.id.short(), peer.id.short());
                 return Err(self
                     .error(side, tried, ErrorKind::Unfit(what))
-                    .with_remedy("refresh the view of the cluster, then plan anew"));
+                    .with_remedy("look at the cluster, then run the command again"));
             }
             if !me.is_primary() {
                 let what = "this node is a replica now".to_owned();
                 return Err(self
                     .error(side, tried, ErrorKind::Unfit(what))
-                    .with_remedy("refresh the view of the cluster, then plan anew"));
+                    .with_remedy("look at the cluster, then run the command again"));
             }
             if let Some(marks) = describe_marks(me) {
                 return Err(self.error(side, tried, ErrorKind::Unfit(marks)).with_remedy(MARKS_REMEDY));
@@ -569,7 +569,7 @@ impl Nodes {
                 let what = format!("slots {missing} are not at this node");
                 return Err(self
                     .error(side, tried, ErrorKind::Unfit(what))
-                    .with_remedy("refresh the view of the cluster, then plan anew"));
+                    .with_remedy("look at the cluster, then run the command again"));
             }
         }
         Ok(())

@@ -368,7 +368,7 @@ async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -
     let mut users = Vec::new();
     let names: Option<BTreeSet<String>> = names_of_users(link).await?.into_iter().collect();
     let Some(names) = names else {
-        let what = "an ACL user has a name that is no text, and could not be given its rights back";
+        let what = "an ACL user has a name that is not valid text, and could not be given its rights back";
         return Err(Error::unfit(link.endpoint().side, address.to_string(), "fence the writers off", what)
             .with_remedy(Remedy::ChooseFenceOr("rename that user")));
     };

@@ -102,7 +102,7 @@ fn of_ways(finding: &Finding) -> Option<Words> {
             )
         }
         Finding::FenceRefused { way: kind, problem } => {
-            words(format!("{} is not to be had: {problem}", kind.words().0), "")
+            words(format!("{} is not possible: {problem}", kind.words().0), "")
         }
         Finding::NoFence => with("this user cannot block writes on the source", Remedy::StopWritersYourself),
         Finding::Outrun { writes_per_second, carried_per_second } => with(

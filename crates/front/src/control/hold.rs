@@ -64,7 +64,7 @@ impl Control {
         let until = Instant::now() + limit;
         let Ok(held) = timeout_at(until, self.stages.hold(limit / REST_SHARE)).await else {
             self.let_go(&mut tasks);
-            return Err(refuse(TRIED, "clients did not come to rest in time", "try again"));
+            return Err(refuse(TRIED, "clients did not become idle in time", "try again"));
         };
         switch.ended = held.ended;
         let number = tasks.hold.begin(until, switch);

@@ -55,7 +55,7 @@ impl Control {
         let migration = self.stages.migration().filter(|_| !tasks.is_finished);
         let migration = migration.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
         if migration.reversals >= REVERSALS_MAX {
-            let what = format!("the direction has been turned {REVERSALS_MAX} times");
+            let what = format!("the direction has been reversed {REVERSALS_MAX} times");
             return Err(unable(&what, "wait until it is done, and begin anew after whimbrel front finish"));
         }
         if !migration.is_done() {
@@ -172,7 +172,7 @@ async fn rebuilt(migration: &MigrationState) -> Result<()> {
         }
     };
     timeout(REBUILT_WITHIN, rebuilding).await.map_err(|_| {
-        unable("the filter is still being made anew", "wait until whimbrel front status says no more of it")
+        unable("the filter is still being rebuilt", "wait until whimbrel front status no longer mentions it")
     })
 }
 

@@ -150,7 +150,7 @@ impl Gate {
                 };
                 match outcome.await {
                     Ok(link) => drop(links.insert(address, link)),
-                    Err(error) => tracing::warn!(%error, "a request that waits cannot be let go of"),
+                    Err(error) => tracing::warn!(%error, "a request that waits cannot be cancelled"),
                 }
             }
         };

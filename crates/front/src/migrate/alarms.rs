@@ -35,7 +35,7 @@ impl Alarms {
         let other = self.other_database.map(|db| {
             format!(
                 "database {db} of the {from} has keys, which do not move: something else writes to the \
-                 {from}. Take them away from there, or it is never done"
+                 {from}. Take them away from there, or the move never ends"
             )
         });
         let another = self.is_source_another.then(|| {
@@ -48,7 +48,7 @@ impl Alarms {
             format!(
                 "{} keys are at the {from} again although they had moved: something else writes to the \
                  {from}, or it lost what it had acknowledged. What the {to} has is served; delete them at \
-                 the {from}, or it is never done",
+                 the {from}, or the move never ends",
                 self.returned
             )
         });
@@ -56,7 +56,7 @@ impl Alarms {
             format!(
                 "key {} is at the target although it has not moved: a script used a key that it does not \
                  declare, or something else writes to the target. Both are as they are; delete one of them, \
-                 at its server, or it is never done",
+                 at its server, or the move never ends",
                 shown(key)
             )
         });
