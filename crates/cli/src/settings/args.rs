@@ -41,8 +41,7 @@ pub use self::sync::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncAr
     version,
     long_version = crate::version::long(),
     about = "Non-stop migration for Redis and Valkey",
-    long_about = "Moves live data between Redis- and Valkey-compatible servers and proves that nothing was \
-        lost.",
+    long_about = "Moves live data between Redis- and Valkey-compatible servers, and compares both sides.",
     after_help = "whimbrel help COMMAND explains a command; --help also lists exit codes and the environment",
     after_long_help = closing_words(),
     max_term_width = 110,

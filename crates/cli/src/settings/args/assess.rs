@@ -32,7 +32,7 @@ pub struct AssessArgs {
     #[command(flatten)]
     pub reach: Reach,
 
-    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary;
+    /// What the source calls PSYNC, if the service has renamed it; HOST:PORT=NAME for one primary;
     /// repeatable
     #[arg(long, value_name = "NAME", help_heading = "Access")]
     pub source_psync: Vec<String>,

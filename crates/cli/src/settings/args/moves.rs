@@ -65,7 +65,7 @@ pub struct MovingArgs {
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Method")]
     pub verify: Option<VerifyChoice>,
 
-    /// Move all slots in one handover, or none. Refused where the pause does not allow it (external; the
+    /// Move all slots in one handover, or none. Refused if the pause does not allow it (external; the
     /// servers' own method does so anyway)
     #[arg(long, help_heading = "Method", conflicts_with = "batch_keys")]
     pub atomic: bool,

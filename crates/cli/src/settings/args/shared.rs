@@ -192,7 +192,7 @@ pub struct HookArgs {
     #[arg(long = "on", value_name = "EVENT=COMMAND|URL", help_heading = "Hooks")]
     pub on: Vec<Hook>,
 
-    /// How long each of these may take; then it is killed, or given up
+    /// How long each hook may take; then it is killed, or given up
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_hook_timeout,
         help_heading = "Hooks")]
     pub hook_timeout: u64,

@@ -12,22 +12,21 @@ use whimbrel_core::schedule::{When, Window, parse_time};
 /// How whimbrel follows changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FeedChoice {
-    /// A replication link where one can be had, else tracking, else notifications
+    /// A replication link if possible, else tracking, else notifications
     Auto,
     /// A replication link, or nothing
     Replication,
     /// Invalidations of client-side caching, which do not report changes to consumer groups
     Tracking,
-    /// Keyspace notifications, also where nobody can check that notify-keyspace-events is AE
+    /// Keyspace notifications, even if whimbrel cannot check that notify-keyspace-events is AE
     Notifications,
 }
 
 /// `whimbrel sync`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The target is kept equal to the source: what is deleted there is removed here. Give it up with Ctrl-C; \
---resume goes on
-later. When it follows, `whimbrel cutover` has the target take over.
+The target is kept equal to the source: a key deleted on the source is deleted on the target.
+Stop with Ctrl-C, continue with --resume. When it follows, `whimbrel cutover` has the target take over.
 
 Examples:
   whimbrel sync old:6379 new:6379                     everything, into an empty target
@@ -47,8 +46,8 @@ pub struct SyncArgs {
     #[arg(long, help_heading = "Existing keys")]
     pub mirror: bool,
 
-    /// Sync from a source whose clients a cutover has sent away, although what they wrote elsewhere since is
-    /// replaced
+    /// Sync again from a source that a cutover has left: what clients wrote to the other side since then is
+    /// overwritten
     #[arg(long, help_heading = "Existing keys")]
     pub again: bool,
 
@@ -79,7 +78,7 @@ pub struct SyncArgs {
     #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
     pub feed: FeedChoice,
 
-    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary;
+    /// What the source calls PSYNC, if the service has renamed it; HOST:PORT=NAME for one primary;
     /// repeatable
     #[arg(long, value_name = "NAME", help_heading = "What else")]
     pub source_psync: Vec<String>,
@@ -229,7 +228,7 @@ pub struct CutoverArgs {
     #[arg(long, value_enum, required_unless_present_any = ["dry_run", "withdraw"])]
     pub fence: Option<FenceChoice>,
 
-    /// With --fence front: the front, by the IP:PORT that it listens on, or by its --state-dir where that is
+    /// With --fence front: the front, by the IP:PORT that it listens on, or by its --state-dir if that is
     /// another one [default: the only one that runs between source and target]
     #[arg(long, value_name = "FRONT")]
     pub front: Vec<String>,
@@ -246,7 +245,7 @@ pub struct CutoverArgs {
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ms)]
     pub wait_for_quiet: u64,
 
-    /// How much is compared before [default: sample; with --fence external: full]
+    /// How much is compared before the target takes over [default: sample; with --fence external: full]
     #[arg(long, value_enum)]
     pub compare: Option<CompareChoice>,
 
@@ -260,7 +259,7 @@ pub struct CutoverArgs {
     #[arg(long, conflicts_with = "reverse_sync")]
     pub back: bool,
 
-    /// Go on although keys are known that are not on the target
+    /// Go on although some known keys are missing on the target
     #[arg(long)]
     pub accept_failures: bool,
 
