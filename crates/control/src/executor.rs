@@ -25,7 +25,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::migration::{Action, Detail, Effect, Outcome, Reason, Rules, Verify, Why};
+use whimbrel_core::migration::{Action, Detail, Effect, Outcome, Process, Reason, Rules, Verify, Why};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::clock::{self, Asked};
@@ -111,6 +111,8 @@ pub(crate) struct Executor {
     /// How old the knowledge is that the source is fenced, by [`clock::now_ms`]: a failover goes on while
     /// this machine is suspended.
     sealed_at_ms: Option<u64>,
+    /// The target's process when the batch was begun: another one may have lost what was staged.
+    staged_at: Option<Process>,
     /// The slots that were taken over together with their fence, and what came of that.
     taken: Option<(SlotSet, Result<(), Error>)>,
     /// The nodes of both shards as they were when the job last looked: a promoted replica is found among
@@ -164,6 +166,7 @@ impl Executor {
             paused: None,
             gate: None,
             sealed_at_ms: None,
+            staged_at: None,
             taken: None,
             members,
             sheltered,
@@ -522,12 +525,17 @@ impl Executor {
     async fn pause(&mut self, slots: &SlotSet, pause_ms: u64) -> Done {
         self.feed()?;
         self.wait_for_natives().await?;
+        self.wait_for_replicas().await?;
         if !self.beside_child {
             self.beside_child = !self.handover().await?.await_children().await?;
         }
         let seen = self.handover().await?.inspect(slots).await?;
         if !slots.difference(&seen.source.claims).is_empty() {
             return Err(because(Why::OwnerChanged, "the source does not own all of the slots any more"));
+        }
+        if !seen.target.is_primary || self.staged_at.as_ref() != Some(&seen.target.process) {
+            let message = "the target restarted, or was replaced, since keys were copied to it";
+            return Err(because(Why::TargetChanged, message));
         }
         let compares = self.rules.verify != Verify::None;
         let mover = self.mover().await?;
@@ -658,13 +666,14 @@ impl Executor {
         }
         self.fence_begun = Some(Instant::now());
         let last_moment = Self::before_end(&paused, self.need.sealing_ms * 3 / 5);
+        let not_after_ms = clock::now_ms().saturating_add(self.rules.guard_ms);
         let handover = self.handover().await?;
         let asked = Asked::now();
         let fenced = if handover.fence_kind() == SlotFenceKind::Redirecting {
             // From the fence on clients are sent to the target, so there must be no moment in which it sends
             // them back, not even that of a journal. What a process that dies in between leaves is looked
             // into as after any fence.
-            let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused).await?;
+            let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused, not_after_ms).await?;
             // What came of the takeover is for the next effect to say: that the fence held is known.
             self.taken = fenced.held.then(|| (slots.clone(), taken));
             fenced

@@ -466,11 +466,20 @@ impl Queue {
     }
 }
 
-/// Phases in which writes are paused, or slots are between two owners.
+/// Phases in which writes are paused, or slots are between two owners: or may be, while that is looked into
+/// or undone.
 fn is_sealed(phase: &str) -> bool {
     matches!(
         phase,
-        "pausing" | "draining" | "comparing" | "fencing" | "taking-over" | "releasing" | "giving-back"
+        "pausing"
+            | "draining"
+            | "comparing"
+            | "fencing"
+            | "taking-over"
+            | "releasing"
+            | "giving-back"
+            | "observing"
+            | "rolling-back"
     )
 }
 

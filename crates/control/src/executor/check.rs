@@ -89,6 +89,7 @@ impl Executor {
             self.give_way_to_begun().await?;
         }
         let (source, target) = (seen.source.process, seen.target.process);
+        self.staged_at = Some(target.clone());
         self.members = Some(self.handover().await?.members().clone());
         Ok(Detail::Checked { source, target, pause_ms: need.least_ms })
     }
@@ -181,9 +182,40 @@ impl Executor {
         match waited_for {
             None => Ok(()),
             Some(natives) => {
-                let message = format!("a migration of the servers' own took too long: {natives}");
+                let message = format!("waited for a migration of the servers' own first: {natives}");
                 Err(because(Why::TooSlow, message))
             }
+        }
+    }
+
+    /// While a replica of the target gets all keys anew, it lacks those that were copied. Were it promoted
+    /// after the handover, they would be lost: the source has removed its own by then.
+    ///
+    /// # Errors
+    /// `TooSlow` where that was waited for: what was written meanwhile is to be caught up with first, or
+    /// where it lasts too long.
+    pub(super) async fn wait_for_replicas(&mut self) -> Result<(), Trouble> {
+        let (began, patience) = (Instant::now(), Duration::from_millis(self.options.stall_ms));
+        let mut waited_for = None;
+        while let Some(replica) = self.handover().await?.replica_in_full_sync().await? {
+            let what = format!("replica {replica} of the target gets all keys anew");
+            if began.elapsed() > patience {
+                self.progress.waits(None);
+                return Err(because(Why::TooSlow, strangers::waited(&what, patience)));
+            }
+            self.progress.waits(Some(&what));
+            self.feed()?;
+            waited_for = Some(what);
+            let pause = tokio::time::sleep(NATIVES_POLL);
+            if self.stop.run_until_cancelled(pause).await.is_none() {
+                self.progress.waits(None);
+                return Err(because(Why::Interrupted, "cancelled"));
+            }
+        }
+        self.progress.waits(None);
+        match waited_for {
+            None => Ok(()),
+            Some(what) => Err(because(Why::TooSlow, format!("waited first: {what}"))),
         }
     }
 }

@@ -34,6 +34,9 @@ const GOSSIP_PATIENCE_MIN: Duration = Duration::from_millis(50);
 /// giving the slots up, letting go.
 const NOTIFY_TRIPS: u32 = 4;
 
+/// Why a takeover is not sent.
+const TOO_LATE: &str = "too much time went by since the fence";
+
 /// How long the target may take to show what it owns, while the source is paused.
 const TARGET_LOOK_MAX: Duration = Duration::from_secs(1);
 
@@ -133,8 +136,8 @@ impl Handover {
     }
 
     /// The take-over as the second half of something: a refusal does not mean that nothing was changed.
-    pub(super) async fn take_over_after_fence(&mut self, slots: &SlotSet) -> Result<()> {
-        self.take_over(slots, u64::MAX).await.map_err(|e| match e.server() {
+    pub(super) async fn take_over_after_fence(&mut self, slots: &SlotSet, not_after_ms: u64) -> Result<()> {
+        self.take_over(slots, not_after_ms).await.map_err(|e| match e.server() {
             Some(_) => self.target.in_doubt("take over", e),
             None => e,
         })
@@ -348,10 +351,6 @@ impl Handover {
             if !is_repeated {
                 self.check_untouched(&fence).await?;
             }
-            // After the answer, which a source that hangs gives late.
-            if clock::now_ms() > not_after_ms {
-                return Err(self.source.for_now("take over", "too much time went by since the fence"));
-            }
             if clock::now_ms() + TAKE_OVER_RESERVE_MS > fence.until_ms {
                 return Err(self.source.unfit("take over", "the time of the write pause has run out"));
             }
@@ -359,6 +358,11 @@ impl Handover {
         if slots.is_empty() {
             return Ok(());
         }
+        // After the answers so far, which a node that hangs gives late.
+        if clock::now_ms() > not_after_ms {
+            return Err(self.source.for_now("take over", TOO_LATE));
+        }
+        self.claim_until_ms = not_after_ms;
         if is_repeated || !self.claim_and_announce(slots).await? {
             self.claim_what_is_missing(slots).await?;
         }
@@ -411,6 +415,7 @@ impl Handover {
     /// Valkey 8.0 without one). False where one of these was refused.
     async fn claim(&mut self, known: &SlotSet, added: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
+        let until_ms = self.claim_until_ms;
         let importing = Mark::Importing(self.source.id.clone());
         let node = Mark::Node(self.target.id.clone());
         // Assigning a slot that is marked as importing bumps the epoch and broadcasts, but must not be done
@@ -423,6 +428,11 @@ impl Handover {
         }
         self.target
             .run(async |link| {
+                // A new connection may have taken its time.
+                if clock::now_ms() > until_ms {
+                    let text = format!("TRYAGAIN {TOO_LATE}");
+                    return Err(link.server_error(ServerError::classify(text.as_bytes()), b"CLUSTER"));
+                }
                 let items = transaction(link, "the take-over", |link| {
                     let mut commands = 0;
                     for (command, slots) in [("DELSLOTS", &known), ("ADDSLOTS", &added)] {

@@ -69,19 +69,27 @@ impl Handover {
 
     /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With
     /// [`SlotFenceKind::Redirecting`] this is the only way in which clients are not sent back and forth
-    /// between the two nodes for as long as the caller takes in between.
+    /// between the two nodes for as long as the caller takes in between. Not after `not_after_ms`, as there.
     ///
     /// # Errors
     /// `Server` where nothing was changed. After any other it is not known what is true: neither of the
     /// source, nor, where it is [fenced by a script](Handover::fences_by_script), of the target.
-    pub async fn fence_and_take_over(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Sealed> {
+    pub async fn fence_and_take_over(
+        &mut self,
+        slots: &SlotSet,
+        paused: &Paused,
+        not_after_ms: u64,
+    ) -> Result<Sealed> {
         if let Some(gate) = self.gate.take().filter(|_| paused.offset.is_some())
-            && let Some(sealed) = self.fence_with_gate(&gate, slots, paused).await?
+            && let Some(sealed) = self.fence_with_gate(&gate, slots, paused, not_after_ms).await?
         {
             return Ok(sealed);
         }
         let fenced = self.fence(slots, paused).await?;
-        let taken = if fenced.held { self.take_over_after_fence(slots).await } else { Ok(()) };
+        let taken = match fenced.held {
+            true => self.take_over_after_fence(slots, not_after_ms).await,
+            false => Ok(()),
+        };
         Ok(Sealed { fenced, taken })
     }
 
@@ -155,6 +163,7 @@ impl Handover {
         gate: &Gate,
         slots: &SlotSet,
         paused: &Paused,
+        not_after_ms: u64,
     ) -> Result<Option<Sealed>> {
         let Some(messenger) = last(slots) else { return Ok(None) };
         let key = key_in(messenger);
@@ -195,7 +204,7 @@ impl Handover {
             self.note_taken(slots);
         } else {
             tracing::info!(answer, "the target did not wait for the source");
-            taken = self.take_over_after_fence(slots).await;
+            taken = self.take_over_after_fence(slots, not_after_ms).await;
         }
         Ok(Some(Sealed { fenced, taken }))
     }

@@ -188,6 +188,7 @@ impl Handover {
             options,
             marked: SlotSet::new(),
             taken: SlotSet::new(),
+            claim_until_ms: 0,
             long_pause: None,
             beside_child: false,
             sheltered,

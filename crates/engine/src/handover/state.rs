@@ -88,6 +88,9 @@ pub struct Handover {
     pub(super) marked: SlotSet,
     /// The slots of the last take-over.
     pub(super) taken: SlotSet,
+    /// After this, by [`crate::clock::now_ms`], slots are not claimed: a replica of the source may have been
+    /// promoted.
+    pub(super) claim_until_ms: u64,
     /// The fence at hand, if it is one that relies on the pause.
     pub(super) long_pause: Option<LongPause>,
     /// A child of the source saved when it was fenced, and the source would die of its own removal of keys.

@@ -134,6 +134,17 @@ impl Handover {
         }
     }
 
+    /// The address of a replica of the target that is getting all keys anew, or waits for that.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub async fn replica_in_full_sync(&mut self) -> Result<Option<String>> {
+        let info = self.target.replication().await?;
+        let syncs = |line: &&str| field(line, "state").is_some_and(|state| state != "online");
+        let address = |line: &str| Some(format!("{}:{}", field(line, "ip")?, field(line, "port")?));
+        Ok(replicas(&info).iter().find(|line| syncs(line)).and_then(|line| address(line)))
+    }
+
     /// Waits until all replicas of the target that are online have what was written to the target before this
     /// call. False where that takes longer than `timeout_ms`; true at once where there are none.
     ///
@@ -207,19 +218,22 @@ impl Handover {
 
 /// How far each replica that is online has acknowledged.
 fn acknowledged(info: &Info) -> Vec<u64> {
-    let field = |line: &str, name: &str| {
-        line.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
-    };
-    (0..info.number("connected_slaves").unwrap_or(0))
-        .filter_map(|i| info.field(&format!("slave{i}")).map(str::to_owned))
-        // A change feed is counted as a replica, names a port at which nobody can be reached, and never
-        // acknowledges anything.
-        .filter(|line| {
-            let is_feed = field(line, "port").is_some_and(|port| port == "0" || port == NO_PORT);
-            field(line, "state").as_deref() == Some("online") && !is_feed
-        })
-        .filter_map(|line| field(&line, "offset")?.parse().ok())
-        .collect()
+    let online = |line: &&&str| field(line, "state") == Some("online");
+    replicas(info).iter().filter(online).filter_map(|line| field(line, "offset")?.parse().ok()).collect()
+}
+
+/// What is said of each replica. A change feed is counted as one, names a port at which nobody can be
+/// reached, and never acknowledges anything.
+fn replicas(info: &Info) -> Vec<&str> {
+    let is_feed = |line: &str| field(line, "port").is_some_and(|port| port == "0" || port == NO_PORT);
+    let lines =
+        (0..info.number("connected_slaves").unwrap_or(0)).filter_map(|i| info.field(&format!("slave{i}")));
+    lines.filter(|line| !is_feed(line)).collect()
+}
+
+/// One field of such a line.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// Deletes the keys of `slots`, none of which the node owns.

@@ -55,8 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A client gives up after this many redirections in a row, as common ones do.
 const REDIRECTIONS_MAX: u32 = 50;
 
-/// Long enough to copy whatever clients may have written; the tests' own staging is no part of what is
-/// tested.
+/// Long enough to copy whatever clients may have written: how that is staged here is not tested.
 const PAUSE_MS: u64 = 60_000;
 
 fn slots(text: &str) -> SlotSet {
@@ -186,7 +185,8 @@ impl Field {
         let paused = handover.pause(PAUSE_MS).await.expect("a pause");
         self.stage(from, to, slots).await;
         assert!(handover.wait_replicas(10_000).await.expect("an answer"), "replicas lag");
-        let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused).await.expect("a fence");
+        let Sealed { fenced, taken } =
+            handover.fence_and_take_over(slots, &paused, u64::MAX).await.expect("a fence");
         assert!(fenced.held && taken.is_ok(), "{fenced:?} {taken:?}");
         handover.settle(slots, Some(paused.until)).await.expect("settled");
         handover.confirm(slots, slots).await.expect("confirmed");
@@ -505,7 +505,7 @@ async fn a_fence_does_not_hold_when_something_was_written(engine: Engine) {
         field.link(0).await.call(&[b"CLIENT", b"UNPAUSE"]).await.expect("unpaused");
         assert!(set(&field, 0, written).await.as_error().is_none());
 
-        let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("an answer").fenced;
+        let fenced = handover.fence_and_take_over(&moving, &paused, u64::MAX).await.expect("one").fenced;
         assert!(!fenced.held, "{fenced:?}");
         assert!(fenced.offset > paused.offset, "{fenced:?} after {paused:?}");
         // The source serves as before, and is not paused.
@@ -786,7 +786,7 @@ async fn passwords_and_certificates_are_no_hindrance(engine: Engine) {
     handover.mark_importing(&moving).await.expect("marks");
     handover.raise_epoch().await.expect("an epoch");
     let paused = handover.pause(PAUSE_MS).await.expect("a pause");
-    let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence").fenced;
+    let fenced = handover.fence_and_take_over(&moving, &paused, u64::MAX).await.expect("a fence").fenced;
     assert!(fenced.held, "{fenced:?}");
     handover.settle(&moving, None).await.expect("settled");
     handover.confirm(&moving, &moving).await.expect("confirmed");
