@@ -77,6 +77,14 @@ enum Fate {
     Failed(String),
 }
 
+impl Fate {
+    /// Whether the server has become a replica.
+    fn is_of_replica(&self) -> bool {
+        let Fate::Retry(e) = self else { return false };
+        e.server().is_some_and(|refused| matches!(refused.code, Code::ReadOnly | Code::MasterDown))
+    }
+}
+
 impl Writer {
     pub fn new(shared: Arc<Shared>, unit: Unit, target_db: u32) -> Writer {
         Writer {
@@ -167,7 +175,10 @@ impl Writer {
                 failure = Some(e);
                 continue;
             }
-            self.links.insert(link.address().clone(), link);
+            // A primary that was demoted keeps its connections; behind its address may be another one by now.
+            if !fates.iter().flatten().any(Fate::is_of_replica) {
+                self.links.insert(link.address().clone(), link);
+            }
         }
         let mut left = Vec::new();
         for (Pending { state, ask }, fate) in std::mem::take(pending).into_iter().zip(fates) {

@@ -351,8 +351,7 @@ impl Syncer {
             self.carry_unseen_types().await?;
             self.carry_unseen(unseen).await?;
             self.drain().await?;
-            let functions = self.sources.iter().any(|source| source.feed.touched().take_functions_changed());
-            if self.options.functions && functions {
+            if self.options.functions {
                 self.copy_functions().await?;
             }
             report.drained = self.transferred() - before;
