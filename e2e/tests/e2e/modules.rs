@@ -259,6 +259,7 @@ fn keys_of_modules_move_with_their_slots(engine: Engine) {
         // A busy machine does not compare vectors within the usual pause.
         let how = ["--method", "external", "--verify", compared, "--max-pause", "5s"];
         scene.reshard("0-999", to, &how).run().expect_code(0);
+        scene.cluster.wait_ok().expect("the nodes agree");
         assert_eq!(contents_tagged(&mut scene.cluster.connection_to(to), KEYS, tag), before, "{compared}");
     }
 }
@@ -290,6 +291,7 @@ fn vector_sets_move_with_their_slots(engine: Engine) {
         // A busy machine does not compare vectors within the usual pause.
         let how = ["--method", "external", "--verify", compared, "--max-pause", "5s"];
         scene.reshard("0-999", to, &how).run().expect_code(0);
+        scene.cluster.wait_ok().expect("the nodes agree");
         assert_eq!(contents(to), before, "{compared}");
     }
     scene.assert_all_run();
@@ -360,6 +362,7 @@ fn other_vectors_of_elements_arrive_with_their_slots(engine: Engine) {
         std::thread::sleep(Duration::from_millis(20));
     }
     moving.wait(PATIENCE).expect("it ends").expect_code(0);
+    scene.cluster.wait_ok().expect("the nodes agree");
     let fresh = Server::builder(engine).start().expect("one to compare with");
     let (mut target, mut model) = (scene.cluster.connection_to(1), fresh.connection());
     for (tag, round) in acknowledged {
