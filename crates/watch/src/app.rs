@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(press(&mut app, "p", now), Action::Order(Ask::Resume));
         app.answered(&entry.status, "resumed");
         assert_eq!(press(&mut app, "c", now), Action::None);
-        assert!(shown(&app, now).contains("cannot be asked") && !app.is_typing(), "a front has no cancel");
+        assert!(shown(&app, now).contains("cannot do that") && !app.is_typing(), "a front has no cancel");
         // Of a process that hangs nothing is asked.
         assert_eq!(press(&mut app, "p", after(now, 9)), Action::None);
     }

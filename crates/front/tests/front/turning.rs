@@ -489,6 +489,6 @@ fn it_does_not_turn_where_it_could_not_be_exact() {
     between.reverse().expect("the last turn");
     wait_until_done(&between);
     let error = refusal(&between);
-    assert!(error.contains(&format!("has been turned {REVERSALS_MAX} times")), "{error}");
+    assert!(error.contains(&format!("has been reversed {REVERSALS_MAX} times")), "{error}");
     between.client().ask(&["GET", "k"], "$3\r\nnew\r\n");
 }
