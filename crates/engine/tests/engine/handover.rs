@@ -49,7 +49,7 @@ whimbrel_lab::for_each_engine! {
         a_bare_fence_hands_over_as_well
 }
 
-/// Long enough for any machine; nothing waits that long unless it fails.
+/// Long enough for any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client gives up after this many redirections in a row, as common ones do.
@@ -190,7 +190,9 @@ impl Field {
         assert!(fenced.held && taken.is_ok(), "{fenced:?} {taken:?}");
         handover.settle(slots, Some(paused.until)).await.expect("settled");
         handover.confirm(slots, slots).await.expect("confirmed");
-        handover.clean_up(slots, None).await.expect("cleaned up");
+        // Replicas of a busy machine may be too late for a command that waits for them.
+        let clean_up = async || handover.clean_up(slots, None).await.inspect_err(|e| println!("{e}")).is_ok();
+        until("cleaned up", clean_up).await;
         fenced
     }
 
@@ -242,7 +244,6 @@ fn tail(log: &str) -> &str {
     &log[from..]
 }
 
-/// Until `done` holds.
 async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !done().await {
@@ -258,7 +259,6 @@ struct Clients {
     threads: Vec<JoinHandle<Book>>,
 }
 
-/// What one client has seen.
 #[derive(Debug, Default)]
 struct Book {
     commands: u64,

@@ -225,8 +225,8 @@ fn large_keys_are_followed_by_their_elements() {
         let output = whimbrel_e2e::syncing::stop(sync);
         let counts = report(&output)["report"]["counts"].clone();
         eprintln!("{written} changes; {counts}");
-        // A key moves whole when it was made anew, and at the start: far less often than it is written. A busy
-        // machine gathers more changes into each of those.
+        // A key moves whole when it was made anew, and at the start: far less often than it is written. A
+        // busy machine gathers more changes into each of those.
         let count = |name: &str| counts[name].as_u64().expect("a counter");
         assert!(count("big") * 3 < count("written"), "{counts}");
     });
