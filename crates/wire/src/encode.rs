@@ -96,6 +96,14 @@ impl Outbox {
         }
     }
 
+    /// Adds a whole command; long arguments are spliced in without copying.
+    pub fn push_bytes(&mut self, args: &[Bytes]) {
+        self.command(args.len());
+        for arg in args {
+            self.arg_bytes(arg);
+        }
+    }
+
     /// How many commands were started since it was made, those that were thrown away included.
     pub fn commands(&self) -> u64 {
         self.commands

@@ -35,14 +35,17 @@ use crate::link::Link;
 /// The script on the target.
 const GATE_SCRIPT: &str = include_str!("gate.lua");
 
-/// How long the target waits for the source at most. It serves nobody for that long, so this is short.
-const WAIT_MS: u64 = 30;
+/// How long the target waits for the source at most. It serves nobody for that long, so this is short. On a
+/// busy machine the fence may follow tens of milliseconds later, and a target that waits no longer sends
+/// clients back and forth.
+const WAIT_MS_MAX: u64 = 100;
 
 /// How long a try before the pause may take.
 const TRY_MS: u64 = 100;
 
-/// How long the target may take to begin, while writers wait.
-const BEGUN_WITHIN: Duration = Duration::from_millis(10);
+/// How long the target may take to begin at most, while writers wait. Not more than half of what is left of
+/// the pause either.
+const BEGUN_WITHIN_MAX: Duration = Duration::from_millis(50);
 
 /// How long the target may take to hear of the source's epoch, when that was changed.
 const EPOCH_PATIENCE: Duration = Duration::from_secs(5);
@@ -168,13 +171,14 @@ impl Handover {
         let Some(messenger) = last(slots) else { return Ok(None) };
         let key = key_in(messenger);
         let Ok(mut waiting) = self.target.spare().await else { return Ok(None) };
-        self.push_gate(&mut waiting, gate, &key, messenger, slots);
+        let left = paused.until.saturating_duration_since(Instant::now());
+        self.push_gate(&mut waiting, gate, &key, messenger, slots, left);
         if waiting.flush().await.is_err() {
             return Ok(None);
         }
         // Where it is not seen to wait the fence follows all the same: then clients may be sent back and
         // forth a few times.
-        let begun = self.wait_until_begun(gate).await;
+        let begun = self.wait_until_begun(gate, left / 2).await;
         let fenced = self.fence_by_script(slots, paused, true).await;
         // Bounded by the time that the target waits, and what it takes to answer.
         let answer = waiting.replies(2).await.ok().and_then(|mut replies| {
@@ -211,8 +215,8 @@ impl Handover {
 
     /// Whether the source holds up the message by which the target waits for it, as a client that is blocked.
     /// Nothing else shows it: a target that does not answer us may just be busy.
-    async fn wait_until_begun(&mut self, gate: &Gate) -> bool {
-        let deadline = Instant::now() + BEGUN_WITHIN;
+    async fn wait_until_begun(&mut self, gate: &Gate, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience.min(BEGUN_WITHIN_MAX);
         while Instant::now() < deadline {
             let listed = self
                 .source
@@ -233,7 +237,16 @@ impl Handover {
         false
     }
 
-    fn push_gate(&self, link: &mut Link, gate: &Gate, key: &str, messenger: Slot, slots: &SlotSet) {
+    fn push_gate(
+        &self,
+        link: &mut Link,
+        gate: &Gate,
+        key: &str,
+        messenger: Slot,
+        slots: &SlotSet,
+        left: Duration,
+    ) {
+        let wait_ms = left.as_millis().clamp(1, u128::from(WAIT_MS_MAX));
         let mut rest = slots.clone();
         rest.remove(messenger);
         let ranges = rest.ranges();
@@ -243,7 +256,7 @@ impl Handover {
         for word in ["EVAL", GATE_SCRIPT, "1", key, &gate.host, &gate.port] {
             outbox.arg(word.as_bytes());
         }
-        outbox.arg(WAIT_MS.to_string().as_bytes());
+        outbox.arg(wait_ms.to_string().as_bytes());
         gate.named.iter().for_each(|name| outbox.arg(name.as_bytes()));
         outbox.arg_int(i64::from(messenger.number()));
         outbox.arg(self.source.id.as_str().as_bytes());

@@ -58,7 +58,7 @@ pub use staging::{staging_job, staging_key};
 pub(crate) use task::is_of_module;
 pub use task::{Assembly, Existing, KeyType, Outcome, Transfer, type_of};
 
-use chunk::{Chunk, Expect, Mortal, Reader};
+use chunk::{Chunk, Command, Expect, Mortal, Reader};
 use scanned::{Scanned, ScannedType};
 use sequence::{ListReader, StringReader};
 use stream::StreamReader;
@@ -200,6 +200,15 @@ impl Mover<'_> {
         target.push(args);
     }
 
+    /// Queues a command that writes elements. Long ones are sent from where they lie: a copy of each would
+    /// count against the memory that the job may use.
+    fn push_elements(&self, target: &mut Link, command: &Command) {
+        if self.importing() {
+            target.push(&[b"ASKING"]);
+        }
+        target.outbox().push_bytes(&command.args);
+    }
+
     /// The reply to what [`Mover::push`] has queued.
     async fn reply(&self, target: &mut Link) -> Result<Value> {
         if self.importing() {
@@ -306,7 +315,7 @@ impl Mover<'_> {
     /// A server closes the connection on a command that is too long: every try would end that way.
     fn check_lengths(&self, chunk: &Chunk) -> Result<(), Halt> {
         let Some(max) = self.t.target.query_bytes_max else { return Ok(()) };
-        let bytes = |command: &chunk::Command| command.args.iter().map(|arg| arg.len() as u64).sum::<u64>();
+        let bytes = |command: &Command| command.args.iter().map(|arg| arg.len() as u64).sum::<u64>();
         match chunk.commands.iter().map(bytes).find(|bytes| bytes + QUERY_SLACK_BYTES > max) {
             Some(bytes) => Err(Halt::Unholdable(format!(
                 "one of its elements needs a command of {bytes} bytes, and the server's {QUERY_LIMIT_OPTION} \
@@ -328,13 +337,22 @@ impl Mover<'_> {
         let bound: Vec<&[u8]> = vec![b"PEXPIRE", &self.staging, ttl.as_bytes()];
         let unlink: Vec<&[u8]> = vec![b"UNLINK", &self.staging];
         let creation = [unlink.clone(), first.words(), bound.clone()];
-        let renewal = [vec![&b"PERSIST"[..], &self.staging], bound];
+        let renewal = [vec![&b"PERSIST"[..], &self.staging], bound.clone()];
         match (creates, self.importing()) {
-            (true, true) => [unlink, first.words()].iter().for_each(|command| self.push(target, command)),
-            (true, false) => push_transaction(target, &creation),
-            (false, _) => self.push(target, &first.words()),
+            (true, true) => {
+                self.push(target, &unlink);
+                self.push_elements(target, first);
+            }
+            (true, false) => {
+                target.push(&[b"MULTI"]);
+                target.push(&unlink);
+                self.push_elements(target, first);
+                target.push(&bound);
+                target.push(&[b"EXEC"]);
+            }
+            (false, _) => self.push_elements(target, first),
         }
-        rest.iter().for_each(|command| self.push(target, &command.words()));
+        rest.iter().for_each(|command| self.push_elements(target, command));
         if !self.importing() {
             push_transaction(target, &renewal);
         }
