@@ -336,7 +336,9 @@ pub(crate) async fn cancel(inner: Arc<Inner>, name: String) -> Answer<Value> {
         return Ok(asked_to_end(&name));
     }
     match inner.jobs().cancel(&entry).await? {
-        CancelAnswer::Discarded => Ok(json!({"job": name, "state": "cancelled"})),
+        CancelAnswer::Discarded { leaves_fence } => {
+            Ok(json!({"job": name, "state": "cancelled", "leaves_fence": leaves_fence}))
+        }
         CancelAnswer::Asked => Ok(asked_to_end(&name)),
         CancelAnswer::HasEnded => Err(has_ended(&name, &status.phase)),
         CancelAnswer::NeedsCluster => {

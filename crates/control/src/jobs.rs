@@ -12,6 +12,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_flow::journal::{self, Unfinished};
+use whimbrel_flow::sync;
 
 use crate::again;
 use crate::clock::now_s;
@@ -32,6 +33,10 @@ const LOOK_PERIOD: Duration = Duration::from_millis(100);
 /// How often it is looked for more events.
 const EVENTS_PERIOD: Duration = Duration::from_millis(500);
 
+/// What is said of a sync that was cancelled after a cutover of it was interrupted.
+pub const FENCE_LEFT: &str = ". A cutover of it was interrupted: writers may still be kept away from its \
+    source, and whimbrel unfence SOURCE lets them in";
+
 /// What came of an order to cancel a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelAnswer {
@@ -40,7 +45,11 @@ pub enum CancelAnswer {
     /// The process that runs it has been asked to end it.
     Asked,
     /// Nobody ran it, and now it cannot go on any more.
-    Discarded,
+    Discarded {
+        /// A cutover of it was killed, and what keeps writers away from its source may still be there. It is
+        /// noted: `whimbrel unfence` takes it down.
+        leaves_fence: bool,
+    },
     /// Nobody runs it, and what it has moved has to be rolled back in its cluster.
     NeedsCluster,
 }
@@ -427,21 +436,21 @@ impl Jobs {
                     .with_remedy("run the front again; whimbrel front reverse has the keys move back"))
             }
             Kind::Copy | Kind::Verify | Kind::Sync => {
-                self.discard(status)?;
-                Ok(CancelAnswer::Discarded)
+                Ok(CancelAnswer::Discarded { leaves_fence: self.discard(status)? })
             }
         }
     }
 
-    /// Ends a job for good that nobody runs and that moves no slots: it cannot go on any more.
+    /// Ends a job for good that nobody runs and that moves no slots: it cannot go on any more. True where the
+    /// fence of a killed cutover may still be up.
     ///
     /// # Errors
     /// `Own` where its journal cannot be removed.
-    fn discard(&self, status: &Status) -> Result<()> {
-        journal::discard(&self.folder, &status.id)?;
+    fn discard(&self, status: &Status) -> Result<bool> {
+        let leaves_fence = sync::discard(&self.folder, &status.id)?;
         let (phase, updated_s) = ("cancelled".to_owned(), now_s());
         self.store.end(&Status { phase, ended: true, updated_s, ..status.clone() });
-        Ok(())
+        Ok(leaves_fence)
     }
 }
 

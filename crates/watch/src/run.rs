@@ -10,7 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::http;
-use whimbrel_control::jobs::{Ask, CancelAnswer, Jobs};
+use whimbrel_control::jobs::{Ask, CancelAnswer, FENCE_LEFT, Jobs};
 use whimbrel_control::service;
 use whimbrel_control::steering::{Request, Standing};
 use whimbrel_control::store::{Entry, Kind, Status};
@@ -350,7 +350,8 @@ async fn cancel(jobs: &Jobs, entry: &Entry) -> Result<String> {
     Ok(match jobs.cancel(entry).await? {
         CancelAnswer::HasEnded => format!("it has ended already: {}", status.phase),
         CancelAnswer::Asked => "its process was asked to end it".to_owned(),
-        CancelAnswer::Discarded => "cancelled: it cannot go on any more".to_owned(),
+        CancelAnswer::Discarded { leaves_fence: false } => "cancelled: it cannot go on any more".to_owned(),
+        CancelAnswer::Discarded { leaves_fence: true } => format!("cancelled{FENCE_LEFT}"),
         CancelAnswer::NeedsCluster => format!(
             "no process runs it: whimbrel jobs cancel {} rolls back what it began in its cluster",
             status.label()

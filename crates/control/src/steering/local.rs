@@ -14,9 +14,8 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::budget::{RateChange, Rates};
-use whimbrel_flow::journal;
 use whimbrel_flow::sync::{
-    Ask, Beginning, CutoverOptions, CutoverReport, NotTakenOver, SILENT_AFTER_MS, SyncStatus,
+    self, Ask, Beginning, CutoverOptions, CutoverReport, NotTakenOver, SILENT_AFTER_MS, SyncStatus,
 };
 
 use super::attended::{Attended, How};
@@ -411,7 +410,7 @@ pub async fn attended<T, R: Serialize>(
         _ if is_cancelled => {
             let mut discarded = Ok(());
             attended
-                .leave_after(How::Ended("cancelled"), || discarded = journal::discard(folder, &name))
+                .leave_after(How::Ended("cancelled"), || discarded = sync::discard(folder, &name).map(drop))
                 .await;
             discarded?;
         }

@@ -303,6 +303,18 @@ impl Feed {
         }
     }
 
+    /// Compares with what the server at [`Feed::address`] names as its history (`master_replid` of
+    /// `INFO replication`; empty where it names none). Where it is another one the feed ends: another server
+    /// answers there, whose changes are not reported.
+    pub fn compare_history(&self, replid: &str) {
+        let is_other = |own: &str| !own.is_empty() && !replid.is_empty() && own != replid;
+        // A feed that is just resumed ends by itself, or is of the same history.
+        if self.failure().is_none() && self.broken().is_none() && is_other(&self.progress.borrow().replid) {
+            self.shared.fail(FeedFailure::Replaced);
+            self.task.abort();
+        }
+    }
+
     /// Sets which slots are recorded from now on. Touches of other slots are forgotten.
     pub fn watch(&self, slots: SlotSet) {
         self.shared.touched.watch(slots);

@@ -32,6 +32,10 @@ pub enum FeedFailure {
     },
     /// The server is no longer a primary.
     Demoted,
+    /// Another server answers at this address, with a history of its own: the address is a name or a proxy
+    /// that leads to it now. Connections that were made before may still lead to the former one, and what
+    /// they give is old.
+    Replaced,
     /// The server has stopped reporting some changes.
     Muted {
         /// Which it leaves out, and by what setting.
@@ -57,6 +61,7 @@ impl fmt::Display for FeedFailure {
             }
             FeedFailure::Lost { cause } => write!(f, "the link broke and could not be resumed: {cause}"),
             FeedFailure::Demoted => f.write_str("the server is no longer a primary"),
+            FeedFailure::Replaced => f.write_str("another server has taken over at this address"),
             FeedFailure::Muted { why } => write!(f, "the server no longer reports every change: {why}"),
             FeedFailure::Malformed { cause } => write!(f, "the link carried something unexpected: {cause}"),
         }

@@ -538,10 +538,12 @@ impl Stream {
         self.parser = Parser::new(from.offset);
         self.heard = Instant::now();
         match self.psync(Some(&from)).await? {
-            Opening::Continue { replid } => {
-                self.replid = replid.unwrap_or(from.replid);
-                Ok(None)
+            // The changes go on without a gap. But connections by which keys are read may lead to the former
+            // primary: what they give is older than what was reported.
+            Opening::Continue { replid } if replid.as_ref().is_some_and(|now| *now != from.replid) => {
+                Ok(Some(FeedFailure::Replaced))
             }
+            Opening::Continue { .. } => Ok(None),
             Opening::Full { .. } => Ok(Some(FeedFailure::Gap { offset: from.offset, cut: self.cut.clone() })),
             Opening::Refused(text) => Err(self.link.server_error(ServerError::classify(&text), b"PSYNC")),
         }

@@ -90,7 +90,7 @@ impl Handover {
             if Instant::now() > deadline {
                 return Err(self
                     .target
-                    .unfit("prepare a handover", "the two nodes do not come to agree on their epochs")
+                    .for_now("prepare a handover", "the two nodes do not come to agree on their epochs")
                     .with_remedy("see that the nodes can reach each other's cluster bus ports"));
             }
             sleep(SETTLE_POLL).await;

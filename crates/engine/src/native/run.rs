@@ -138,7 +138,14 @@ pub async fn run(
     };
     let mut adopted = None;
     if options.adopt {
-        match NativeMigration::find(deployment, kind, source, target, slots).await? {
+        let until = runner.patience();
+        let found = loop {
+            match NativeMigration::find(deployment, kind, source, target, slots).await {
+                Err(e) if e.is_transient() && Instant::now() < until => sleep(END_POLL).await,
+                found => break found?,
+            }
+        };
+        match found {
             NativeFound::Running(migration) => adopted = Some(*migration),
             NativeFound::Done => {
                 runner.report.slots = slots.len();
@@ -320,7 +327,7 @@ impl Runner<'_> {
 
     /// Cancels because the user wants it.
     async fn stop(&mut self, migration: &mut NativeMigration) -> Result<End> {
-        match migration.cancel(self.options.settle_ms).await? {
+        match self.cancelled(migration).await? {
             NativeCancel::Cancelled => Ok(End::Cancelled),
             NativeCancel::TooLate => Ok(End::Done),
         }
@@ -328,7 +335,7 @@ impl Runner<'_> {
 
     /// Ends the server's own retries.
     async fn stop_retries(&mut self, migration: &mut NativeMigration, failure: NativeFailure) -> Result<End> {
-        match migration.cancel(self.options.settle_ms).await? {
+        match self.cancelled(migration).await? {
             NativeCancel::Cancelled => Ok(End::Failed(NativeFailure { retriable: false, ..failure })),
             NativeCancel::TooLate => Ok(End::Done),
         }
@@ -407,6 +414,22 @@ impl Runner<'_> {
     fn remember(&mut self, reason: &str) {
         if self.report.failures.last().is_none_or(|last| last != reason) {
             self.report.failures.push(reason.to_owned());
+        }
+    }
+
+    /// Until when a node may be out of reach that is needed now.
+    fn patience(&self) -> Instant {
+        Instant::now() + Duration::from_millis(self.options.unreachable_ms)
+    }
+
+    /// Cancels it, again where a node is out of reach.
+    async fn cancelled(&self, migration: &mut NativeMigration) -> Result<NativeCancel> {
+        let until = self.patience();
+        loop {
+            match migration.cancel(self.options.settle_ms).await {
+                Err(e) if e.is_transient() && Instant::now() < until => sleep(END_POLL).await,
+                outcome => return outcome,
+            }
         }
     }
 

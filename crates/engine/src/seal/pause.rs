@@ -41,6 +41,8 @@ pub struct Reached {
     pub address: Address,
     /// Its replication offset.
     pub offset: u64,
+    /// The history that the offset is of (`master_replid`); empty where it names none.
+    pub replid: String,
 }
 
 impl PausingLink {
@@ -61,7 +63,8 @@ impl PausingLink {
         let info = self.link.check(info, b"INFO")?;
         let info = Info::parse(info.as_bytes().map_or(&[], |text| text));
         let offset = info.number("master_repl_offset").unwrap_or(0);
-        Ok(Reached { address: self.link.address().clone(), offset })
+        let replid = info.field("master_replid").unwrap_or_default().to_owned();
+        Ok(Reached { address: self.link.address().clone(), offset, replid })
     }
 
     /// Whether the server says that writers are let go, in answer to what was sent last.

@@ -35,6 +35,7 @@ whimbrel_lab::for_each_engine! {
         a_dropped_link_is_resumed
         a_gap_is_a_failure
         a_restarted_or_demoted_server_is_a_failure
+        another_server_behind_the_address_is_a_failure
         a_pause_does_not_hold_up_the_feed
         tracking_sees_plain_changes
         without_permission_for_psync
@@ -462,6 +463,36 @@ async fn a_restarted_or_demoted_server_is_a_failure(engine: Engine) {
     proxy.heal().expect("the port is free");
     let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
     assert_eq!(failure, FeedFailure::Demoted, "{engine}");
+}
+
+/// A replica takes over behind an address that stays the same. It can continue, but connections that were
+/// made before lead to the former primary.
+async fn another_server_behind_the_address_is_a_failure(engine: Engine) {
+    let server = Server::builder(engine).start().expect("a server");
+    let other = Server::builder(engine).start().expect("a server");
+    let mut con = server.connection();
+    run(&mut other.connection(), &format!("REPLICAOF 127.0.0.1 {}", server.port()));
+    let mut proxy = Proxy::start(&server.addr()).expect("a proxy");
+    let feed = attach(&format!("redis://{}", proxy.addr()), SlotSet::full(), FeedOptions::default()).await;
+    let unaware = attach_all(&server).await;
+    run(&mut con, "SET before 1");
+    assert_eq!(run(&mut con, "WAIT 1 60000"), Value::Int(1), "{engine}: the replica has it");
+    reach(&feed, &mut con).await;
+    let replid = |con: &mut Connection| info(con, "replication", "master_replid").expect("a history");
+    unaware.compare_history("");
+    unaware.compare_history(&replid(&mut con));
+    assert_eq!(unaware.failure(), None, "{engine}: it is the same server");
+
+    let mut other_con = other.connection();
+    run(&mut other_con, "REPLICAOF NO ONE");
+    run(&mut other_con, "SET after 1");
+    proxy.lead_to(&other.addr()).expect("the port is free");
+    let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
+    assert_eq!(failure, FeedFailure::Replaced, "{engine}");
+
+    // Its connection still leads to the former primary, which goes on as if nothing had happened.
+    unaware.compare_history(&replid(&mut other_con));
+    assert_eq!(unaware.failure(), Some(FeedFailure::Replaced), "{engine}");
 }
 
 /// `CLIENT PAUSE` holds up writers and not the feed.

@@ -257,6 +257,7 @@ impl Activity {
 /// What a server reports about itself at one moment.
 struct Counted {
     offset: u64,
+    replid: String,
     /// Keys that it removed of its own accord.
     reaped: u64,
     unseen: u64,
@@ -284,6 +285,7 @@ impl Counted {
         let reaped = ["expired_keys", "evicted_keys"].iter().filter_map(|name| stats.number(name)).sum();
         Ok(Counted {
             offset: replication.number("master_repl_offset").unwrap_or(0),
+            replid: replication.field("master_replid").unwrap_or_default().to_owned(),
             reaped,
             unseen: UNSEEN.iter().map(|command| calls.calls(command)).sum(),
             counts_calls: calls.calls("info") > 0,
@@ -494,6 +496,7 @@ impl Syncer {
         let is_blind = feed.misses_consumer_groups();
         for look in 1.. {
             let before = Counted::ask(link, is_blind).await?;
+            feed.compare_history(&before.replid);
             if !feed.reach(before.offset, REACH_MS).await? {
                 return Ok(None);
             }

@@ -9,11 +9,13 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use whimbrel_engine::clock;
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::seal::WriterFence;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::remedy::Remedy;
+use whimbrel_engine::seal::{WriterFence, WriterFenceKind};
 
+use super::state::SyncState;
 use super::syncer::Syncer;
-use crate::journal::{DiskFull, remove_if_there, write_durably};
+use crate::journal::{self, DiskFull, Documents, remove_if_there, write_durably};
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
@@ -82,6 +84,24 @@ impl Syncer {
             ));
         }
     }
+}
+
+/// Ends a sync for good that nobody runs, as [`journal::discard`]. What a killed cutover may have left at its
+/// source is noted first: the journal is all that knows of it. True where there is such a thing.
+///
+/// # Errors
+/// As [`journal::discard`]; `Own` where the note cannot be written.
+pub fn discard(folder: &Path, name: &str) -> Result<bool> {
+    let left = FenceNote::left_by(folder, name);
+    let is_left = left.is_some();
+    if let Some(note) = left {
+        let file = FenceNote::file_of(folder, name);
+        let (note, older) = note.with_older(&file);
+        write_durably(&file, &note).map_err(|e| Error::own(format!("write {}", file.display()), e))?;
+        FenceNote::forget_older(&older, &file)?;
+    }
+    journal::discard(folder, name)?;
+    Ok(is_left)
 }
 
 /// What the files end with.
@@ -167,9 +187,44 @@ impl FenceNote {
         remove_if_there(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
     }
 
-    /// Leaves it in a file, once the disk has room; it is on disk when this returns. A fence that still stood
-    /// there before is part of it from now on: what users had before the first of them is what they get back.
-    pub(super) async fn leave(mut self, file: &Path, disk: &DiskFull) -> Result<()> {
+    /// What a cutover of the sync of this name may have left at its source when its process was killed.
+    /// `None` where there is nothing to be taken down, or a process runs that sync. A pause ends by itself.
+    pub fn left_by(folder: &Path, name: &str) -> Option<FenceNote> {
+        if !journal::exists(folder, name) {
+            return None;
+        }
+        let documents = journal::hold(folder, name).ok()?;
+        let read = |what| documents.read(what).ok().flatten();
+        let state: SyncState = serde_json::from_str(&read("state")?).ok()?;
+        let fence = state.cut_over?;
+        let stays = matches!(fence.kind(), WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica);
+        if !stays || !fence.is_plausible() {
+            return None;
+        }
+        let described = serde_json::from_str::<serde_json::Value>(&read("job")?).unwrap_or_default();
+        Some(FenceNote { source: described["source"].as_str().unwrap_or_default().to_owned(), fence })
+    }
+
+    /// To begin the sync of this name anew would remove the only record of what a killed cutover did to its
+    /// source.
+    ///
+    /// # Errors
+    /// `Options` where there is such a thing.
+    pub fn refuse_to_forget(folder: &Path, name: &str) -> Result<()> {
+        if FenceNote::left_by(folder, name).is_none() {
+            return Ok(());
+        }
+        let what = format!(
+            "a cutover of it was interrupted, and writers may still be kept away from the source: to go on \
+             with it lets them in, and so does to give it up (whimbrel jobs cancel {name}, then whimbrel \
+             unfence)"
+        );
+        Err(Error::options(Side::Own, "begin the sync anew", what).with_remedy(Remedy::Resume("")))
+    }
+
+    /// This one and the fences that still stood at the same source before, whose files are returned: what
+    /// users had before the first of them is what they get back.
+    fn with_older(mut self, file: &Path) -> (FenceNote, Vec<PathBuf>) {
         let mut own: BTreeSet<String> = self.fence.nodes().map(str::to_owned).collect();
         own.insert(self.source.clone());
         // This one is what keeps a later run from undoing the cutover: it is written whatever others hold.
@@ -177,12 +232,25 @@ impl FenceNote {
             tracing::warn!(%error, "what earlier cutovers have left cannot be read");
             Vec::new()
         });
-        let older: Vec<_> = older.into_iter().filter(|(_, note)| note.is_about(&own)).collect();
-        for (_, note) in &older {
+        let mut files = Vec::new();
+        for (path, note) in older.into_iter().filter(|(_, note)| note.is_about(&own)) {
             self.fence = self.fence.keeping(&note.fence);
+            files.push(path);
         }
-        let written = disk.until_room(|| write_durably(file, &self)).await;
+        (self, files)
+    }
+
+    /// Forgets what the note in `file` holds now.
+    fn forget_older(older: &[PathBuf], file: &Path) -> Result<()> {
+        older.iter().filter(|path| *path != file).try_for_each(|path| FenceNote::forget(path))
+    }
+
+    /// Leaves it in a file, once the disk has room; it is on disk when this returns. A fence that still stood
+    /// there before is part of it from now on.
+    pub(super) async fn leave(self, file: &Path, disk: &DiskFull) -> Result<()> {
+        let (note, older) = self.with_older(file);
+        let written = disk.until_room(|| write_durably(file, &note)).await;
         written.map_err(|e| Error::own(format!("write {}", file.display()), e))?;
-        older.iter().filter(|(path, _)| path != file).try_for_each(|(path, _)| FenceNote::forget(path))
+        FenceNote::forget_older(&older, file)
     }
 }

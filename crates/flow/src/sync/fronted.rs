@@ -223,7 +223,9 @@ impl Syncer {
     fn reached(&self, watch: &Watch) -> Vec<Reached> {
         let at = |source: &Source| {
             let address = source.feed.address();
-            Some(Reached { address: address.clone(), offset: watch.offset_of(&address.to_string())? })
+            let offset = watch.offset_of(&address.to_string())?;
+            // Whose history it is has been compared at the last look.
+            Some(Reached { address: address.clone(), offset, replid: String::new() })
         };
         self.sources.iter().filter_map(at).collect()
     }

@@ -67,7 +67,7 @@ use whimbrel_engine::seal::WriterFenceKind;
 
 pub use self::asked::{Ask, Beginning, NotTakenOver};
 pub use self::attach::rehearse_feeds;
-pub use self::fences::FenceNote;
+pub use self::fences::{FenceNote, discard};
 use self::fences::{put_up_again, take_down};
 pub use self::heard::SILENT_AFTER_MS;
 use self::heard::millis;
@@ -216,6 +216,10 @@ pub async fn sync(
 
 impl Syncer {
     async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<TakenOver>> {
+        // First of all: writers of the source wait for it, however the target is.
+        if self.state.cut_over.as_ref().is_some_and(|fence| fence.kind() != WriterFenceKind::Front) {
+            self.undo_interrupted().await?;
+        }
         let wanted = |db| self.shared.options.dbs.iter().any(|pair| pair.source == db);
         let found = copy::databases(&self.shared.source).await?;
         let keys = found.into_iter().filter(|(db, _)| wanted(*db)).map(|(_, keys)| keys).sum();
@@ -233,25 +237,15 @@ impl Syncer {
             }
         }
         self.state.copy.target_runs = runs;
-        if self.state.cut_over.is_some() {
+        if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == WriterFenceKind::Front) {
             // It died while it cut over: nobody knows how far it came.
             self.state.lifted = self.state.lift.is_some();
-        }
-        if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == WriterFenceKind::Front)
-            && let Some(report) = self.resume_switch(fence).await?
-        {
-            return Ok(Some(TakenOver { report, answer: None }));
+            if let Some(report) = self.resume_switch(fence).await? {
+                return Ok(Some(TakenOver { report, answer: None }));
+            }
         }
         if self.state.lifted {
-            // Before those of the source are let in: at no time are they let in on both sides.
             self.close_target().await;
-        }
-        if let Some(fence) = &self.state.cut_over {
-            // It died while it cut over. The one that asked for that was not notified of success. The
-            // journal knows of the fence until it is down.
-            fence.lift(&self.shared.source).await?;
-            self.state.cut_over = None;
-            self.notice("a cutover was interrupted: writers of the source are let in again");
         }
         if resumed {
             self.suspect_moved();
@@ -307,6 +301,32 @@ impl Syncer {
                 }
             }
         }
+    }
+
+    /// Takes down the fence of a cutover whose process was killed; the one that asked for it was not notified
+    /// of success. The journal knows of the fence until it is down. Where a node does not let that be done,
+    /// it is tried again while the sync follows: the others do not wait for it.
+    async fn undo_interrupted(&mut self) -> Result<()> {
+        let Some(fence) = self.state.cut_over.clone() else { return Ok(()) };
+        // Nobody knows how far it came.
+        self.state.lifted = self.state.lift.is_some();
+        if self.state.lifted {
+            // Before those of the source are let in: at no time are they let in on both sides.
+            self.close_target().await;
+        }
+        match fence.lift(&self.shared.source).await {
+            Ok(()) => {
+                self.state.cut_over = None;
+                self.notice("a cutover was interrupted: writers of the source are let in again");
+            }
+            // It does not follow for long.
+            Err(error) if self.options.once => return Err(error),
+            Err(error) => self.notice(&format!(
+                "a cutover was interrupted, and a part of its fence stays at the source: {error}. It is \
+                    tried again each second while the sync follows"
+            )),
+        }
+        Ok(())
     }
 
     /// Cuts over, where that can be done, and answers. That a target has taken over is not reported yet.
@@ -553,6 +573,9 @@ async fn poll_health(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, 
                 Info::ask(&mut link, "replication").await
             };
             if let Ok(info) = asked.await {
+                if info.field("role") == Some("master") {
+                    view.feed.compare_history(info.field("master_replid").unwrap_or_default());
+                }
                 view.server_offset.store(info.number("master_repl_offset").unwrap_or(0), Ordering::Relaxed);
             }
         }

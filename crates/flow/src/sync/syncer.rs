@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Topology;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::probe::Info;
 
 use super::options::SyncOptions;
 use super::source::{Round, Source};
@@ -15,9 +16,13 @@ use super::status::SyncStatus;
 use crate::copy;
 use crate::journal::Journal;
 use crate::pipeline::Shared;
+use crate::retry::Backoff;
 
 /// How many rounds are made before the pause, to have little left to do in it.
 pub(super) const ROUNDS_MAX: u32 = 50;
+
+/// How long a feed is waited for before what it has reported is transferred.
+const REACH_MS: u64 = 500;
 
 pub(super) struct Syncer {
     pub(super) shared: Arc<Shared>,
@@ -78,10 +83,45 @@ impl Syncer {
         failure.map_or(Ok(outcomes), Err)
     }
 
-    /// Transfers what is touched; true where nothing is left, and nothing is in doubt.
+    /// Transfers what was written before this was called; true where nothing is left or in doubt.
     pub(super) async fn catch_up(&mut self) -> Result<bool> {
+        if !self.read_backlogs().await? {
+            return Ok(false);
+        }
         while self.rounds().await? == Round::Part {}
         Ok(self.is_calm() && !self.shared.stop.is_cancelled() && !self.sources.iter().any(Source::is_broken))
+    }
+
+    /// Waits until every feed has reported what its server did before this was called, and transfers that
+    /// meanwhile. False where one has ended, or the user stopped it.
+    async fn read_backlogs(&mut self) -> Result<bool> {
+        let shared = self.shared.clone();
+        for feed in self.sources.iter().map(|source| source.feed.clone()).collect::<Vec<_>>() {
+            let mut backoff = Backoff::new(shared.options.retry);
+            let info = loop {
+                let asked = async {
+                    let mut link = shared.source.open(feed.address(), 0).await?;
+                    Info::ask(&mut link, "replication").await
+                };
+                match asked.await {
+                    Ok(info) => break info,
+                    Err(_) if feed.failure().is_some() || shared.stop.is_cancelled() => return Ok(false),
+                    Err(e) => shared.pause(&mut backoff, e).await?,
+                }
+            };
+            feed.compare_history(info.field("master_replid").unwrap_or_default());
+            let offset = info.number("master_repl_offset").unwrap_or(0);
+            loop {
+                match feed.reach(offset, REACH_MS).await {
+                    Ok(true) => break,
+                    Ok(false) if !shared.stop.is_cancelled() => {}
+                    // It is repaired, or all of this ends.
+                    Ok(false) | Err(_) => return Ok(false),
+                }
+                self.rounds().await?;
+            }
+        }
+        Ok(true)
     }
 
     /// All that has to be gone through again: what was found before, and what has come to it since.

@@ -21,8 +21,9 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::seal::WriterFenceKind;
 use whimbrel_flow::journal::{DiskFull, Journal};
 use whimbrel_flow::sync::{
-    Ask, Beginning, Compare, CutoverOptions, CutoverReport, FrontOrder, FrontSide, FrontStand, Fronts,
-    NotTakenOver, OrderAnswer, SyncOptions, SyncPhase, SyncReport, SyncState, SyncStatus, sync,
+    Ask, Beginning, Compare, CutoverOptions, CutoverReport, FenceNote, FrontOrder, FrontSide, FrontStand,
+    Fronts, NotTakenOver, OrderAnswer, SyncOptions, SyncPhase, SyncReport, SyncState, SyncStatus, discard,
+    sync,
 };
 use whimbrel_lab::{Engine, Server};
 
@@ -32,11 +33,13 @@ whimbrel_lab::for_each_engine! {
     async
         nobody_is_let_in_on_the_target_before_the_source_is_fenced
         who_goes_on_keeps_writers_away_from_the_target_again
+        a_fence_is_known_after_its_sync_was_given_up
         a_user_who_came_after_the_fence_was_planned_is_reported_once
 }
 
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
+        what_is_left_of_a_fence_is_taken_down_while_the_sync_follows
         who_goes_on_behind_a_front_keeps_writers_away_from_the_target_again
         a_source_that_hangs_holds_nobody_for_longer_than_was_allowed
 }
@@ -315,6 +318,43 @@ async fn who_goes_on_keeps_writers_away_from_the_target_again(engine: Engine) {
     wait_until("writers are kept away from the target", || !is_written(&pair.target)).await;
     wait_until("that is reported", || is_reported("kept away from the target again")).await;
     assert!(is_written(&pair.source), "{engine}: nobody may write anywhere");
+    job.stop.cancel();
+    job.ended().await;
+}
+
+/// The journal is all that knows of the fence, when its sync is given up or begun anew.
+async fn a_fence_is_known_after_its_sync_was_given_up(engine: Engine) {
+    let pair = Pair::start(engine);
+    let folder = pair.folder.path();
+    pair.has_followed(json!({})).await;
+    FenceNote::refuse_to_forget(folder, "fenced").expect("there is no fence");
+    pair.has_followed(json!({ "cut_over": fence_of(&pair.source) })).await;
+    fence_off(&pair.source);
+    FenceNote::refuse_to_forget(folder, "fenced").expect_err("it would be forgotten");
+    assert!(discard(folder, "fenced").expect("it is given up"), "{engine}: a fence is left");
+    assert!(Journal::<SyncState>::open(folder, "fenced", "a sync", true).is_err(), "it has ended");
+    let source = probed(Side::Source, &pair.source.addr()).await;
+    let notes = FenceNote::about(folder, &source).expect("the folder can be read");
+    assert_eq!(notes.len(), 1, "{engine}: {notes:?}");
+    assert!(!is_written(&pair.source), "{engine}: it is up still");
+    notes[0].1.fence.lift(&source).await.expect("it is taken down");
+    assert!(is_written(&pair.source), "{engine}");
+}
+
+/// A node that does not let us keeps its part of the fence. The sync goes on, and writers are let in as soon
+/// as that is possible.
+async fn what_is_left_of_a_fence_is_taken_down_while_the_sync_follows(engine: Engine) {
+    let pair = Pair::start(engine);
+    pair.has_followed(json!({ "cut_over": fence_of(&pair.source) })).await;
+    fence_off(&pair.source);
+    pair.source.call(&["ACL", "SETUSER", "mover", "-acl|setuser"]);
+    let job = Job::resume(&pair, &pair.source.addr(), SyncOptions { once: false, ..pair.options() }).await;
+    job.follows().await;
+    assert!(!is_written(&pair.source), "{engine}: it had no right to let anybody in");
+    let is_reported = |words: &str| job.status.copy.notices().iter().any(|notice| notice.contains(words));
+    assert!(is_reported("a part of its fence stays"), "{:?}", job.status.copy.notices());
+    pair.source.call(&["ACL", "SETUSER", "mover", "+acl|setuser"]);
+    wait_until("writers are let in", || is_written(&pair.source)).await;
     job.stop.cancel();
     job.ended().await;
 }

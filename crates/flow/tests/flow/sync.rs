@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -17,11 +18,12 @@ use whimbrel_flow::copy::{CopyOptions, DbPair, Existing, LaneCounts};
 use whimbrel_flow::journal::{DiskFull, Journal};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{FrontOrder, Fronts, OrderAnswer, SyncOptions, SyncState, SyncStatus, sync};
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Engine, Proxy, Server};
 
 whimbrel_lab::for_each_engine! {
     async
         a_fence_is_known_until_it_is_down
+        what_was_written_meanwhile_is_read_before_a_resumed_sync_has_caught_up
 }
 
 /// Nobody goes through one here.
@@ -116,4 +118,37 @@ async fn a_fence_is_known_until_it_is_down(engine: Engine) {
     let report = go_on().await.expect("it goes on");
     assert!(report.caught_up, "{report:?}");
     write().expect("it is let in again");
+}
+
+/// A feed that goes on has said so long before it has read all that was written since.
+async fn what_was_written_meanwhile_is_read_before_a_resumed_sync_has_caught_up(engine: Engine) {
+    const KEYS: usize = 2_000;
+    let acl = "user mover on >secret ~* &* +@all";
+    let server = || {
+        let builder = Server::builder(engine).user_acl(acl).arg("repl-backlog-size", "64mb");
+        builder.start().expect("the server starts")
+    };
+    let (source, target) = (server(), server());
+    let distant = Proxy::distant(&source.addr(), Duration::from_millis(200)).expect("a proxy");
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = async |resume| {
+        let journal = Journal::open(folder.path(), "fenced", "a sync", resume).expect("a journal");
+        let (source, target) =
+            (probed(Side::Source, &distant.addr()).await, probed(Side::Target, &target.addr()).await);
+        let (_asks, asked) = mpsc::channel(1);
+        let (status, stop) = (Arc::new(SyncStatus::default()), CancellationToken::new());
+        let ended = sync(source, target, options(folder.path()), status, journal, asked, stop).await;
+        ended.expect("it ends well").0
+    };
+    source.call(&["SET", "first", "v"]);
+    assert!(run(false).await.caught_up, "{engine}");
+    let mut pipe = redis::pipe();
+    for n in 0..KEYS {
+        pipe.set(format!("k:{n}"), vec![b'x'; 1_000]).ignore();
+    }
+    let () = pipe.query(&mut source.connection()).expect("written");
+    let report = run(true).await;
+    assert!(report.caught_up, "{engine}: {report:?}");
+    let keys: usize = redis::cmd("DBSIZE").query(&mut target.connection()).expect("counted");
+    assert_eq!(keys, KEYS + 1, "{engine}: {report:?}");
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_console::again;
 use whimbrel_control::hooks::HookSettings;
-use whimbrel_control::jobs::{CancelAnswer, Chosen, Jobs, Seen, open_cluster};
+use whimbrel_control::jobs::{CancelAnswer, Chosen, FENCE_LEFT, Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task, Wanted};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
@@ -369,9 +369,10 @@ async fn cancelled(
     match answer {
         CancelAnswer::HasEnded => print(as_json, "nothing", &format!("job {id} has ended already: {phase}")),
         CancelAnswer::NeedsCluster => return cancel_here(&jobs.store, entry, access, as_json).await,
-        CancelAnswer::Discarded => {
+        CancelAnswer::Discarded { leaves_fence } => {
             let what = if *kind == Kind::Verify { "" } else { "; what it wrote stays at the target" };
-            print(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
+            let words = format!("job {id}: cancelled{what}{}", if leaves_fence { FENCE_LEFT } else { "" });
+            print(as_json, "cancelled", &words);
         }
         CancelAnswer::Asked => {
             print(as_json, "asked", &format!("job {id}: its process was asked to end it; waiting for that"));

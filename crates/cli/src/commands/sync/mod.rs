@@ -81,6 +81,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     refuse_after_cutover(args, &folder, &source)?;
     let refuse_existing = !args.mirror;
     let resumes = args.going_on.resumes(&folder, &name);
+    if !resumes {
+        FenceNote::refuse_to_forget(&folder, &name)?;
+    }
     let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, false, stop)
         .await
         .map_err(|e| remedied(e, !resumes && journal::exists(&folder, &name)))?;
