@@ -524,8 +524,7 @@ impl Executor {
 
     async fn pause(&mut self, slots: &SlotSet, pause_ms: u64) -> Done {
         self.feed()?;
-        self.wait_for_natives().await?;
-        self.wait_for_replicas().await?;
+        self.wait_until_clear().await?;
         if !self.beside_child {
             self.beside_child = !self.handover().await?.await_children().await?;
         }

@@ -11,8 +11,8 @@ use super::{Done, Executor, NOT_AT_ONCE, Trouble, because};
 use crate::pause::PauseNeed;
 use crate::strangers;
 
-/// How often it is looked whether a migration of the servers' own has ended.
-const NATIVES_POLL: Duration = Duration::from_millis(100);
+/// How often it is looked whether what is in the way of a pause has gone.
+const CLEAR_POLL: Duration = Duration::from_millis(100);
 
 impl Executor {
     pub(super) async fn check(&mut self, slots: &SlotSet) -> Done {
@@ -146,67 +146,43 @@ impl Executor {
         Err(because(Why::Transient, format!("another whimbrel began at the same moment: {jobs}")))
     }
 
-    /// Somebody may have begun a migration of the servers' own on one of the nodes since the check: one that
-    /// does not touch our slots, since those are marked. It pauses writes and changes epochs, so the handover
-    /// comes after its end.
+    /// What is in the way of a pause, goes away by itself, and may have come since the check: first what it
+    /// is, then why the pause is given up where it lasts too long.
     ///
-    /// # Errors
-    /// `TooSlow` where one was waited for: what was written meanwhile is to be caught up with first. `Busy`
-    /// where it does not end.
-    pub(super) async fn wait_for_natives(&mut self) -> Result<(), Trouble> {
-        let (began, patience) = (Instant::now(), Duration::from_millis(self.options.stall_ms));
-        let mut waited_for = None;
-        loop {
-            let natives = self.handover().await?.native_migrations().await?.join(", ");
-            if natives.is_empty() {
-                break;
-            }
-            if began.elapsed() > patience {
-                self.progress.waits(None);
-                let what = format!("a migration of the servers' own is running on these nodes: {natives}");
-                return Err(because(Why::Busy, strangers::waited(&what, patience)));
-            }
-            self.progress.waits(Some(&format!("a migration of the servers' own is waited for: {natives}")));
-            self.feed()?;
-            if waited_for.is_none() {
-                tracing::info!(natives, "a migration of the servers' own is waited for");
-            }
-            waited_for = Some(natives);
-            let pause = tokio::time::sleep(NATIVES_POLL);
-            if self.stop.run_until_cancelled(pause).await.is_none() {
-                self.progress.waits(None);
-                return Err(because(Why::Interrupted, "cancelled"));
-            }
+    /// A migration of the servers' own does not touch our slots, since those are marked; but it pauses writes
+    /// and changes epochs. A replica of the target that gets all keys anew lacks those that were copied: were
+    /// it promoted after the handover, they would be lost, as the source has removed its own by then.
+    async fn in_the_way(&mut self) -> Result<Option<(String, Why)>, Trouble> {
+        let handover = self.handover().await?;
+        let natives = handover.native_migrations().await?.join(", ");
+        if !natives.is_empty() {
+            let what = format!("a migration of the servers' own is running on these nodes: {natives}");
+            return Ok(Some((what, Why::Busy)));
         }
-        self.progress.waits(None);
-        match waited_for {
-            None => Ok(()),
-            Some(natives) => {
-                let message = format!("waited for a migration of the servers' own first: {natives}");
-                Err(because(Why::TooSlow, message))
-            }
-        }
+        let replica = handover.replica_in_full_sync().await?;
+        Ok(replica.map(|at| (format!("replica {at} of the target gets all keys anew"), Why::TooSlow)))
     }
 
-    /// While a replica of the target gets all keys anew, it lacks those that were copied. Were it promoted
-    /// after the handover, they would be lost: the source has removed its own by then.
+    /// Waits until nothing is in the way of a pause.
     ///
     /// # Errors
-    /// `TooSlow` where that was waited for: what was written meanwhile is to be caught up with first, or
-    /// where it lasts too long.
-    pub(super) async fn wait_for_replicas(&mut self) -> Result<(), Trouble> {
+    /// `TooSlow` where something was waited for: what was written meanwhile is to be caught up with first.
+    /// `Busy` or `TooSlow` where it does not go away.
+    pub(super) async fn wait_until_clear(&mut self) -> Result<(), Trouble> {
         let (began, patience) = (Instant::now(), Duration::from_millis(self.options.stall_ms));
         let mut waited_for = None;
-        while let Some(replica) = self.handover().await?.replica_in_full_sync().await? {
-            let what = format!("replica {replica} of the target gets all keys anew");
+        while let Some((what, why)) = self.in_the_way().await? {
             if began.elapsed() > patience {
                 self.progress.waits(None);
-                return Err(because(Why::TooSlow, strangers::waited(&what, patience)));
+                return Err(because(why, strangers::waited(&what, patience)));
             }
             self.progress.waits(Some(&what));
             self.feed()?;
+            if waited_for.as_ref() != Some(&what) {
+                tracing::info!(what, "the pause waits");
+            }
             waited_for = Some(what);
-            let pause = tokio::time::sleep(NATIVES_POLL);
+            let pause = tokio::time::sleep(CLEAR_POLL);
             if self.stop.run_until_cancelled(pause).await.is_none() {
                 self.progress.waits(None);
                 return Err(because(Why::Interrupted, "cancelled"));

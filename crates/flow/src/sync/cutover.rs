@@ -238,7 +238,7 @@ impl Syncer {
         })?;
         report.ended = ended;
         if options.reverse {
-            self.back = Some(Back { positions, fence: fence.clone(), _feeds: feeds });
+            self.back = Some(Back { positions, fence: fence.clone(), journal: None, _feeds: feeds });
         }
         report.lifted = lift.is_some();
         report.pause_ms = millis(held);

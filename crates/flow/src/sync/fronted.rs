@@ -281,7 +281,8 @@ impl Syncer {
     /// The target has taken over: what a sync that leads back begins with, where one was wanted.
     fn turn_back(&mut self, fence: &WriterFence, feeds: Vec<Feed>) {
         let positions = self.state.fronted.as_ref().and_then(|fronted| fronted.back.clone());
-        self.back = positions.map(|positions| Back { positions, fence: fence.clone(), _feeds: feeds });
+        self.back =
+            positions.map(|positions| Back { positions, fence: fence.clone(), journal: None, _feeds: feeds });
     }
 
     async fn order(&self, socket: &Path, order: FrontOrder) -> Result<FrontStand> {

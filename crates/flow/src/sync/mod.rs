@@ -72,7 +72,7 @@ use self::fences::{put_up_again, take_down};
 pub use self::heard::SILENT_AFTER_MS;
 use self::heard::millis;
 pub use self::hooks::{Hooks, Moment, Occasion, Ran};
-pub use self::options::{Compare, CutoverOptions, SyncOptions};
+pub use self::options::{Compare, CutoverOptions, SyncOptions, WayBack};
 pub use self::order::{FrontOrder, FrontSide, FrontStand, Fronts, HoldOrder, OrderAnswer};
 use self::reconcile::Walk;
 pub use self::report::{CutoverReport, ExternalReport, FrontReport, HookReport, SyncReport};
@@ -181,6 +181,7 @@ pub async fn sync(
     let cutover = match taken_over {
         Some(TakenOver { mut report, answer }) => {
             sync.leave_fence().await;
+            sync.begin_way_back().await;
             // From here on no later run undoes the cutover: clients may be sent away.
             let finished = sync.journal.finish();
             moments::send_clients(&sync.options, &mut report).await;
@@ -367,6 +368,18 @@ impl Syncer {
                 let _ = answer.send(outcome.map_err(|error| NotTakenOver::new(error, &beginning)));
                 Ok(None)
             }
+        }
+    }
+
+    /// Writes down the sync that leads back before this one is forgotten: a process that is killed in between
+    /// could not find the way back any more.
+    async fn begin_way_back(&mut self) {
+        let (Some(place), Some(back)) = (&self.options.way_back, &mut self.back) else { return };
+        let (WayBack { folder, name, description }, state) = (place, SyncState::leading_back(back));
+        match Journal::begin(folder, name, description, state, &self.status.copy.disk).await {
+            Ok(journal) => back.journal = Some(journal),
+            // The cutover is done all the same.
+            Err(e) => self.status.copy.notice(format!("the way back is not written down yet: {e}")),
         }
     }
 

@@ -31,6 +31,9 @@ pub struct SyncOptions {
     pub all_dbs: bool,
     /// Where a [`FenceNote`](super::FenceNote) is left after a cutover.
     pub fence_file: PathBuf,
+    /// Where the sync is written down that leads back, as soon as the target has taken over, where a way back
+    /// is asked for.
+    pub way_back: Option<WayBack>,
     /// How orders reach fronts.
     pub fronts: Arc<dyn Fronts>,
     /// What is run at moments of a cutover.
@@ -70,4 +73,16 @@ pub struct CutoverOptions {
     pub back: bool,
     /// Only find out whether it could be done, and how long writers would be held.
     pub dry_run: bool,
+}
+
+/// Where a sync that leads back is written down, as [`Journal::begin`](crate::journal::Journal::begin) takes
+/// it.
+#[derive(Debug, Clone)]
+pub struct WayBack {
+    /// In which folder.
+    pub folder: PathBuf,
+    /// By which name.
+    pub name: String,
+    /// What describes it.
+    pub description: String,
 }

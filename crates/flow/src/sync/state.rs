@@ -8,7 +8,7 @@ use whimbrel_engine::feed::{Feed, History};
 use whimbrel_engine::seal::WriterFence;
 
 use super::order::FrontSide;
-use crate::journal::JournalState;
+use crate::journal::{Journal, JournalState};
 
 /// Where a later feed of a primary can go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +83,8 @@ pub struct Back {
     /// Where the target was at the cutover: what comes after that was written by others.
     pub(super) positions: Vec<Position>,
     pub(super) fence: WriterFence,
+    /// Where it is written down already, so that it is not lost with this process.
+    pub journal: Option<Journal<SyncState>>,
     /// They make the target keep a backlog from there on, until somebody else follows it.
     pub(super) _feeds: Vec<Feed>,
 }

@@ -22,8 +22,8 @@ use whimbrel_engine::seal::WriterFenceKind;
 use whimbrel_flow::journal::{DiskFull, Journal};
 use whimbrel_flow::sync::{
     Ask, Beginning, Compare, CutoverOptions, CutoverReport, FenceNote, FrontOrder, FrontSide, FrontStand,
-    Fronts, NotTakenOver, OrderAnswer, SyncOptions, SyncPhase, SyncReport, SyncState, SyncStatus, discard,
-    sync,
+    Fronts, NotTakenOver, OrderAnswer, SyncOptions, SyncPhase, SyncReport, SyncState, SyncStatus, WayBack,
+    discard, sync,
 };
 use whimbrel_lab::{Engine, Server};
 
@@ -40,6 +40,7 @@ whimbrel_lab::for_each_engine! {
 whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
         what_is_left_of_a_fence_is_taken_down_while_the_sync_follows
+        the_way_back_is_written_down_before_the_way_forth_is_forgotten
         who_goes_on_behind_a_front_keeps_writers_away_from_the_target_again
         a_source_that_hangs_holds_nobody_for_longer_than_was_allowed
 }
@@ -357,6 +358,26 @@ async fn what_is_left_of_a_fence_is_taken_down_while_the_sync_follows(engine: En
     wait_until("writers are let in", || is_written(&pair.source)).await;
     job.stop.cancel();
     job.ended().await;
+}
+
+/// A process that is killed just after the takeover has promised a way back.
+async fn the_way_back_is_written_down_before_the_way_forth_is_forgotten(engine: Engine) {
+    let pair = Pair::start(engine);
+    let folder = pair.folder.path();
+    pair.has_followed(json!({})).await;
+    let (name, description) = ("leads-back".to_owned(), "a way back".to_owned());
+    let way_back = Some(WayBack { folder: folder.to_owned(), name, description });
+    let options = SyncOptions { once: false, way_back, ..pair.options() };
+    let job = Job::resume(&pair, &pair.source.addr(), options).await;
+    job.follows().await;
+    let order = CutoverOptions { reverse: true, ..cutover(WriterFenceKind::Acl, 30_000, false) };
+    let answered = job.ask(order).await;
+    let report = answered.await.expect("it is answered").expect("the target takes over");
+    assert!(report.reverse, "{engine}: {report:?}");
+    job.ended().await;
+    assert!(Journal::<SyncState>::open(folder, "fenced", "a sync", true).is_err(), "it has ended");
+    let back = Journal::<SyncState>::open(folder, "leads-back", "a way back", true).expect("a way back");
+    assert!(back.state().clone() != SyncState::default(), "{engine}: {:?}", back.state());
 }
 
 /// The way back may be open for weeks, in which users are made. Those that the fence knows are kept away.

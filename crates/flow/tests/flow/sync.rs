@@ -70,6 +70,7 @@ pub(crate) fn options(folder: &Path) -> SyncOptions {
         once: true,
         all_dbs: true,
         fence_file: folder.join("fenced.fence"),
+        way_back: None,
         fronts: Arc::new(NoFronts),
         hooks: None,
     }

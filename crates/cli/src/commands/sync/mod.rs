@@ -28,6 +28,7 @@ use whimbrel_flow::journal::{self, Journal, disk_full_words};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{
     self, Back, FenceNote, Hooks, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
+    WayBack,
 };
 
 use crate::commands::copy as copy_command;
@@ -126,6 +127,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         once: args.once,
         all_dbs,
         fence_file: FenceNote::file_of(&folder, &name),
+        way_back: Some(Direction::Back.place(args, &folder, &target.endpoint, &source.endpoint)),
         fronts: Arc::new(LocalFronts),
         hooks: None,
     };
@@ -160,17 +162,19 @@ async fn there_and_back(
     stop: &CancellationToken,
 ) -> Result<SyncReport> {
     let (store, mut direction) = (Store::new(folder), Direction::Forth);
-    while let Some(from) = back.take() {
+    while let Some(mut from) = back.take() {
         direction = direction.turned();
         let (source, target) = direction.probe(args, stop).await?;
-        let description = direction.describe(args, &source.endpoint, &target.endpoint);
+        let WayBack { name, description, .. } =
+            direction.place(args, folder, &source.endpoint, &target.endpoint);
         for pair in &mut options.copy.dbs {
             *pair = DbPair { source: pair.target, target: pair.source };
         }
         options.copy.job = job_of(&description);
         (options.sweep_first, options.once) = (false, false);
-        let name = format!("sync-{}", options.copy.job);
         options.fence_file = FenceNote::file_of(folder, &name);
+        let forth = direction.turned().place(args, folder, &target.endpoint, &source.endpoint);
+        options.way_back = Some(forth);
         let turned = direction.again(&source, &target);
         *again = Some(turned.clone());
         if !args.show.quiet {
@@ -189,7 +193,10 @@ async fn there_and_back(
         let status = Arc::new(SyncStatus::default());
         // The cutover is done: a full disk must not cost the way back.
         let state = SyncState::leading_back(&from);
-        let journal = Journal::begin(folder, &name, &description, state, &status.copy.disk).await?;
+        let journal = match from.journal.take() {
+            Some(journal) => journal,
+            None => Journal::begin(folder, &name, &description, state, &status.copy.disk).await?,
+        };
         let sides = (source, target);
         let done = attended(args, place, sides, options.clone(), status, journal, stop).await?;
         drop(from);
@@ -387,6 +394,13 @@ impl Direction {
                 source.endpoint.address, target.endpoint.address
             ),
         }
+    }
+
+    /// Where it is written down.
+    fn place(self, args: &SyncArgs, folder: &Path, source: &Endpoint, target: &Endpoint) -> WayBack {
+        let description = self.describe(args, source, target);
+        let name = format!("sync-{}", job_of(&description));
+        WayBack { folder: folder.to_owned(), name, description }
     }
 
     /// As the user who resumes it would type it.

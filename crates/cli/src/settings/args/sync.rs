@@ -224,7 +224,7 @@ pub struct CutoverArgs {
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_pause)]
     pub max_pause: u64,
 
-    /// How writers are kept away from the source afterwards
+    /// How writers are kept away from the source afterwards; required, but for --dry-run and --withdraw
     #[arg(long, value_enum, required_unless_present_any = ["dry_run", "withdraw"])]
     pub fence: Option<FenceChoice>,
 
