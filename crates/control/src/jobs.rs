@@ -12,7 +12,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_flow::journal::{self, Unfinished};
-use whimbrel_flow::sync;
+use whimbrel_flow::sync::{self, FenceNote};
 
 use crate::again;
 use crate::clock::now_s;
@@ -413,6 +413,12 @@ impl Jobs {
             tokio::time::sleep(LOOK_PERIOD).await;
         }
         Ok(None)
+    }
+
+    /// Whether the cutover of a sync that was cancelled is noted as interrupted: writers may still be kept away
+    /// from its source.
+    pub fn leaves_fence(&self, id: &str) -> bool {
+        FenceNote::file_of(&self.folder, id).exists()
     }
 
     /// Has a job end: the process that runs it is asked to; one that nobody runs is discarded, where nothing

@@ -252,12 +252,6 @@ pub(super) async fn run(
             report.reason = Some(e.to_string());
             (NativePhase::Snapshotting, e.to_string())
         }
-        // A node is out of reach: what was begun there is found when the job is resumed.
-        Err(e) if e.is_transient() && e.server().is_none() => {
-            report.ending = Ending::Suspended;
-            report.reason = Some(e.to_string());
-            (NativePhase::Snapshotting, e.to_string())
-        }
         Err(e) => {
             report.ending = Ending::Failed;
             report.reason = Some(e.to_string());

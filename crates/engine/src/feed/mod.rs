@@ -307,9 +307,10 @@ impl Feed {
     /// `INFO replication`; empty where it names none). Where it is another one the feed ends: another server
     /// answers there, whose changes are not reported.
     pub fn compare_history(&self, replid: &str) {
-        let is_other = |own: &str| !own.is_empty() && !replid.is_empty() && own != replid;
-        // A feed that is just resumed ends by itself, or is of the same history.
-        if self.failure().is_none() && self.broken().is_none() && is_other(&self.progress.borrow().replid) {
+        // It stays the same for as long as the feed lives.
+        let own = self.progress.borrow().replid.clone();
+        let is_other = !own.is_empty() && !replid.is_empty() && own != replid;
+        if is_other && self.failure().is_none() {
             self.shared.fail(FeedFailure::Replaced);
             self.task.abort();
         }

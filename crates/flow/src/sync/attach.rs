@@ -6,7 +6,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::{Deployment, Shard};
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
+use whimbrel_engine::feed::{Feed, FeedFailure, FeedKind, FeedOptions};
 use whimbrel_engine::remedy::Remedy;
 
 use super::options::SyncOptions;
@@ -43,7 +43,10 @@ impl Syncer {
         let topology = self.shared.source.topology();
         let mut old = std::mem::take(&mut self.sources);
         // Those that are written down are older, and count only where there are no others.
-        let mut known: Vec<Position> = old.iter().filter_map(Source::position).collect();
+        // Nor does that of a server whose place another one has taken: keys may have been read there that the
+        // feed had not reported yet, and that the other one never got.
+        let is_same = |source: &&Source| source.feed.failure() != Some(FeedFailure::Replaced);
+        let mut known: Vec<Position> = old.iter().filter(is_same).filter_map(Source::position).collect();
         known.extend(self.state.positions.iter().filter(|_| old.is_empty()).cloned());
         let alive = |source: &Source, shard: &Shard| {
             *source.feed.address() == shard.primary && source.feed.failure().is_none()

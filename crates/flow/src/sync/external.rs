@@ -16,10 +16,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side, StillWritten};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
-use whimbrel_engine::seal::{WriterFence, WritingClient, is_whimbrels, writing_clients};
+use whimbrel_engine::seal::{Reached, WriterFence, WritingClient, is_whimbrels, writing_clients};
 use whimbrel_wire::value::Value;
 
 use super::compare::Sample;
@@ -39,6 +40,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long a feed may take to come to where its server is.
 const REACH_MS: u64 = 5_000;
+
+/// How long one connection to a primary is looked at by.
+const LINK_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// How often one look is repeated because keys expired meanwhile.
 const LOOKS_MAX: u32 = 20;
@@ -118,6 +122,8 @@ struct Activity {
     address: String,
     /// The feed has come so far.
     offset: u64,
+    /// In this history of the server.
+    replid: String,
     /// Touches that were no expiries, or, of a part, those of its keys: at least, and at most.
     writes: (i128, i128),
     /// Commands that the feed sees nothing of; 0 where it sees all.
@@ -129,7 +135,8 @@ struct Activity {
 /// Who has written since when.
 #[derive(Debug)]
 pub(super) struct Watch {
-    links: BTreeMap<String, Link>,
+    /// To the primaries, and since when. They are renewed: a name may lead to another server meanwhile.
+    links: BTreeMap<String, (Link, Instant)>,
     looks: Vec<Activity>,
     /// Since when nobody has written, as far as it is known.
     since: Instant,
@@ -184,9 +191,11 @@ impl Watch {
         &self.ignored
     }
 
-    /// Where the feed of this primary was at the last look.
-    pub(super) fn offset_of(&self, address: &str) -> Option<u64> {
-        self.looks.iter().find(|look| look.address == address).map(|look| look.offset)
+    /// Where this primary, and its feed, was at the last look.
+    pub(super) fn reached(&self, address: &Address) -> Option<Reached> {
+        let at = address.to_string();
+        let look = self.looks.iter().find(|look| look.address == at)?;
+        Some(Reached { address: address.clone(), offset: look.offset, replid: look.replid.clone() })
     }
 
     /// Those who wrote last, the latest first.
@@ -489,10 +498,11 @@ impl Syncer {
         let shared = self.shared.clone();
         let feed = self.sources[index].feed.clone();
         let address = feed.address().to_string();
-        if !watch.links.contains_key(&address) {
-            watch.links.insert(address.clone(), shared.source.open(feed.address(), 0).await?);
+        if watch.links.get(&address).is_none_or(|(_, since)| since.elapsed() >= LINK_AGE_MAX) {
+            let link = shared.source.open(feed.address(), 0).await?;
+            watch.links.insert(address.clone(), (link, Instant::now()));
         }
-        let Some(link) = watch.links.get_mut(&address) else { return Ok(None) };
+        let Some((link, _)) = watch.links.get_mut(&address) else { return Ok(None) };
         let is_blind = feed.misses_consumer_groups();
         for look in 1.. {
             let before = Counted::ask(link, is_blind).await?;
@@ -512,6 +522,7 @@ impl Syncer {
             return Ok(Some(Activity {
                 address,
                 offset: before.offset,
+                replid: before.replid,
                 writes,
                 unseen: after.unseen,
                 is_whole,
@@ -536,7 +547,7 @@ impl Syncer {
             return;
         }
         watch.named = Some(Instant::now());
-        for link in watch.links.values_mut() {
+        for (link, _) in watch.links.values_mut() {
             let Ok(Some(clients)) = writing_clients(link).await else { continue };
             let ignored: BTreeSet<&String> = watch.ignored.iter().collect();
             for client in clients.into_iter().filter(|client| !ignored.contains(&client.address)) {

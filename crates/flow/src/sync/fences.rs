@@ -90,18 +90,65 @@ impl Syncer {
 /// source is noted first: the journal is all that knows of it. True where there is such a thing.
 ///
 /// # Errors
-/// As [`journal::discard`]; `Own` where the note cannot be written.
+/// As [`journal::discard`]; `Own` where the note cannot be written, or where a cutover back was interrupted:
+/// then writers may be let in on either side, and only the sync itself keeps them away from one of them.
 pub fn discard(folder: &Path, name: &str) -> Result<bool> {
-    let left = FenceNote::left_by(folder, name);
-    let is_left = left.is_some();
-    if let Some(note) = left {
-        let file = FenceNote::file_of(folder, name);
-        let (note, older) = note.with_older(&file);
-        write_durably(&file, &note).map_err(|e| Error::own(format!("write {}", file.display()), e))?;
-        FenceNote::forget_older(&older, &file)?;
+    if !journal::exists(folder, name) {
+        return Ok(false);
     }
-    journal::discard(folder, name)?;
-    Ok(is_left)
+    // Others are kept away until it is gone.
+    let Ok(documents) = journal::hold(folder, name) else {
+        return journal::discard(folder, name).map(|()| false);
+    };
+    let Some(left) = Left::of(&documents) else {
+        drop(documents);
+        return journal::discard(folder, name).map(|()| false);
+    };
+    if left.leads_back {
+        return Err(left.refuse("cancel the job", name));
+    }
+    let file = FenceNote::file_of(folder, name);
+    let (note, older) = left.note.with_older(&file);
+    write_durably(&file, &note).map_err(|e| Error::own(format!("write {}", file.display()), e))?;
+    FenceNote::forget_older(&older, &file)?;
+    let removed = Box::new(documents).remove();
+    removed.map_err(|e| Error::own(format!("remove the journal {name}"), e))?;
+    Ok(true)
+}
+
+/// What a cutover of a sync may have left at its source when its process was killed.
+struct Left {
+    note: FenceNote,
+    /// It was a cutover back: the fence of the target may be down as well.
+    leads_back: bool,
+}
+
+impl Left {
+    /// As a journal has it; `None` where there is nothing to be taken down. A pause ends by itself.
+    fn of(documents: &dyn Documents) -> Option<Left> {
+        let text = documents.read("state").ok().flatten()?;
+        let state: SyncState = serde_json::from_str(&text).ok()?;
+        let fence = state.cut_over?;
+        let stays = matches!(fence.kind(), WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica);
+        let note = FenceNote { source: state.source, fence, interrupted: true };
+        (stays && note.fence.is_plausible()).then_some(Left { note, leads_back: state.lift.is_some() })
+    }
+
+    fn refuse(&self, tried: &str, name: &str) -> Error {
+        let what = match self.leads_back {
+            true => {
+                "a cutover back was interrupted, and writers may be let in on either side: only to go on with \
+                    it keeps them away from one"
+                    .to_owned()
+            }
+            false => format!(
+                "a cutover of it was interrupted, and writers may still be kept away from the source: to go \
+                    on with it lets them in, and so does to give it up (whimbrel jobs cancel {name}, then \
+                    whimbrel unfence)"
+            ),
+        };
+        Error::options(Side::Own, tried, what).with_remedy(Remedy::Resume(""))
+    }
 }
 
 /// What the files end with.
@@ -114,6 +161,9 @@ pub struct FenceNote {
     pub source: String,
     /// What undoes it.
     pub fence: WriterFence,
+    /// Whether the cutover was interrupted: nobody knows how far it came.
+    #[serde(default)]
+    pub interrupted: bool,
 }
 
 impl FenceNote {
@@ -187,39 +237,18 @@ impl FenceNote {
         remove_if_there(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
     }
 
-    /// What a cutover of the sync of this name may have left at its source when its process was killed.
-    /// `None` where there is nothing to be taken down, or a process runs that sync. A pause ends by itself.
-    pub fn left_by(folder: &Path, name: &str) -> Option<FenceNote> {
-        if !journal::exists(folder, name) {
-            return None;
-        }
-        let documents = journal::hold(folder, name).ok()?;
-        let read = |what| documents.read(what).ok().flatten();
-        let state: SyncState = serde_json::from_str(&read("state")?).ok()?;
-        let fence = state.cut_over?;
-        let stays = matches!(fence.kind(), WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica);
-        if !stays || !fence.is_plausible() {
-            return None;
-        }
-        let described = serde_json::from_str::<serde_json::Value>(&read("job")?).unwrap_or_default();
-        Some(FenceNote { source: described["source"].as_str().unwrap_or_default().to_owned(), fence })
-    }
-
     /// To begin the sync of this name anew would remove the only record of what a killed cutover did to its
     /// source.
     ///
     /// # Errors
     /// `Options` where there is such a thing.
     pub fn refuse_to_forget(folder: &Path, name: &str) -> Result<()> {
-        if FenceNote::left_by(folder, name).is_none() {
+        if !journal::exists(folder, name) {
             return Ok(());
         }
-        let what = format!(
-            "a cutover of it was interrupted, and writers may still be kept away from the source: to go on \
-             with it lets them in, and so does to give it up (whimbrel jobs cancel {name}, then whimbrel \
-             unfence)"
-        );
-        Err(Error::options(Side::Own, "begin the sync anew", what).with_remedy(Remedy::Resume("")))
+        // One that is in use, or cannot be read, cannot be begun anew either.
+        let left = journal::hold(folder, name).ok().and_then(|documents| Left::of(&documents));
+        left.map_or(Ok(()), |left| Err(left.refuse("begin the sync anew", name)))
     }
 
     /// This one and the fences that still stood at the same source before, whose files are returned: what
@@ -235,6 +264,7 @@ impl FenceNote {
         let mut files = Vec::new();
         for (path, note) in older.into_iter().filter(|(_, note)| note.is_about(&own)) {
             self.fence = self.fence.keeping(&note.fence);
+            self.interrupted &= note.interrupted;
             files.push(path);
         }
         (self, files)

@@ -40,7 +40,6 @@ use super::external::Watch;
 use super::options::CutoverOptions;
 use super::order::{FrontOrder, FrontStand, HoldOrder};
 use super::report::{CutoverReport, FrontReport};
-use super::source::Source;
 use super::state::{Back, Fronted};
 use super::syncer::Syncer;
 use super::unseen::Unseen;
@@ -221,13 +220,7 @@ impl Syncer {
 
     /// Where all feeds were at the last look.
     fn reached(&self, watch: &Watch) -> Vec<Reached> {
-        let at = |source: &Source| {
-            let address = source.feed.address();
-            let offset = watch.offset_of(&address.to_string())?;
-            // Whose history it is has been compared at the last look.
-            Some(Reached { address: address.clone(), offset, replid: String::new() })
-        };
-        self.sources.iter().filter_map(at).collect()
+        self.sources.iter().filter_map(|source| watch.reached(source.feed.address())).collect()
     }
 
     /// Finds out where the front has its clients. From then on it does not send them anywhere.

@@ -154,6 +154,7 @@ pub async fn sync(
         rehearsed: None,
         pause_ends_ms: None,
     };
+    sync.state.source = sync.shared.source.endpoint.address.to_string();
     if !resumed {
         sync.state.sweep = sync.options.sweep_first;
     }
@@ -376,7 +377,12 @@ impl Syncer {
     async fn begin_way_back(&mut self) {
         let (Some(place), Some(back)) = (&self.options.way_back, &mut self.back) else { return };
         let (WayBack { folder, name, description }, state) = (place, SyncState::leading_back(back));
-        match Journal::begin(folder, name, description, state, &self.status.copy.disk).await {
+        let begun = async {
+            // An earlier one of this name has come to nothing.
+            discard(folder, name)?;
+            Journal::begin(folder, name, description, state, &self.status.copy.disk).await
+        };
+        match begun.await {
             Ok(journal) => back.journal = Some(journal),
             // The cutover is done all the same.
             Err(e) => self.status.copy.notice(format!("the way back is not written down yet: {e}")),
@@ -390,7 +396,7 @@ impl Syncer {
         self.sources.clear();
         let Some(fence) = self.state.cut_over.take() else { return };
         let source = self.shared.source.endpoint.address.to_string();
-        let note = FenceNote { source, fence };
+        let note = FenceNote { source, fence, interrupted: false };
         if let Err(e) = note.leave(&self.options.fence_file, &self.status.copy.disk).await {
             // The cutover is done all the same.
             self.status.copy.notice(format!("{e}: the fence has to be taken down by hand"));

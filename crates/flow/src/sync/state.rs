@@ -37,6 +37,9 @@ pub(super) struct Fronted {
 /// How far a sync is: what its journal keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncState {
+    /// The address of the source, as it was named.
+    #[serde(default)]
+    pub(super) source: String,
     /// Of the snapshot.
     pub(super) copy: JournalState,
     /// Every key has been transferred once.

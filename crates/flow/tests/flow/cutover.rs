@@ -332,6 +332,9 @@ async fn a_fence_is_known_after_its_sync_was_given_up(engine: Engine) {
     pair.has_followed(json!({ "cut_over": fence_of(&pair.source) })).await;
     fence_off(&pair.source);
     FenceNote::refuse_to_forget(folder, "fenced").expect_err("it would be forgotten");
+    pair.has_followed(json!({ "cut_over": fence_of(&pair.source), "lift": fence_of(&pair.target) })).await;
+    discard(folder, "fenced").expect_err("both sides may be open, and it closes one");
+    pair.has_followed(json!({ "cut_over": fence_of(&pair.source) })).await;
     assert!(discard(folder, "fenced").expect("it is given up"), "{engine}: a fence is left");
     assert!(Journal::<SyncState>::open(folder, "fenced", "a sync", true).is_err(), "it has ended");
     let source = probed(Side::Source, &pair.source.addr()).await;

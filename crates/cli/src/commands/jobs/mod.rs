@@ -380,7 +380,8 @@ async fn cancelled(
                 Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
                 Some(now) => {
                     let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.phase);
-                    print(as_json, "cancelled", &format!("job {id}: {phase}"));
+                    let left = if jobs.leaves_fence(&entry.status.id) { FENCE_LEFT } else { "" };
+                    print(as_json, "cancelled", &format!("job {id}: {phase}{left}"));
                 }
                 None => {
                     let what = "the process that runs it was asked to end it, and has not done so yet";

@@ -229,6 +229,11 @@ fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> 
         return Ok(());
     }
     let at = source.endpoint.address.to_string();
+    if noted.iter().all(|(_, note)| note.interrupted) {
+        let what = "a cutover was interrupted, and its fence may keep writers away from it";
+        let error = Error::unfit(Side::Source, at, "sync from it once more", what);
+        return Err(error.with_remedy("take the fence down: whimbrel unfence"));
+    }
     let what = "a cutover has sent its clients to another server: what they wrote there since would be \
         replaced by what is here";
     Err(Error::unfit(Side::Source, at, "sync from it once more", what).with_remedy(
