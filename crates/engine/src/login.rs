@@ -51,8 +51,8 @@ impl fmt::Debug for Secret {
 pub struct Token {
     /// The password.
     pub secret: Secret,
-    /// When a connection that has logged in with it should do so again, with another; `None` where it does
-    /// not expire.
+    /// When a connection that has logged in with it should do so again, with another; `None` if it does not
+    /// expire.
     pub renew_at: Option<Instant>,
 }
 
@@ -93,7 +93,7 @@ impl PasswordCommand {
     /// A password that is valid for a quarter of its time at least.
     ///
     /// # Errors
-    /// `Connect` where the command fails, does not end in time, or prints nothing: later it may succeed.
+    /// `Connect` if the command fails, does not end in time, or prints nothing: later it may succeed.
     pub async fn token(&self) -> Result<Token> {
         // A caller that comes meanwhile waits, and gets the same.
         let mut last = self.last.lock().await;
@@ -125,7 +125,7 @@ impl PasswordCommand {
         Ok(token)
     }
 
-    /// The server has refused a password: it is not used again. True where it was not made just now, so that
+    /// The server has refused a password: it is not used again. True if it was not made just now, so that
     /// another may do.
     pub(crate) async fn refused(&self) -> bool {
         let last = self.last.lock().await.take();

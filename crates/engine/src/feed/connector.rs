@@ -10,7 +10,7 @@ use crate::link::{Link, LinkOptions};
 /// The name that feeds show in `CLIENT LIST`.
 pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
 
-/// Where a feed connects to, and how.
+/// If a feed connects to, and how.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     pub(super) endpoint: Arc<Endpoint>,

@@ -1,9 +1,8 @@
 //! Fencing and taking over without a moment in which clients are sent back and forth between the two nodes.
 //!
-//! With [`SlotFenceKind::Redirecting`] the source redirects from the moment of the
-//! fence, and the target does so until it has taken over. The time in between is that of our own round trips,
-//! and a client may be faster. So, where it can be had, the target waits for the source by itself and serves
-//! nobody meanwhile:
+//! With [`SlotFenceKind::Redirecting`] the source redirects from the moment of the fence, and the target does
+//! so until it has taken over. The time in between is that of our own round trips, and a client may be
+//! faster. So, if possible, the target itself waits for the source and serves no client meanwhile:
 //!
 //! - a script on the target sends the source a key with `MIGRATE`. The source is paused for writes, so it
 //!   does not answer; a `MIGRATE` is synchronous, so the target does nothing else;
@@ -35,8 +34,8 @@ use crate::link::Link;
 /// The script on the target.
 const GATE_SCRIPT: &str = include_str!("gate.lua");
 
-/// How long the target waits for the source at most. It serves nobody for that long, so this is short. On a
-/// busy machine the fence may follow tens of milliseconds later, and a target that waits no longer sends
+/// How long the target waits for the source at most. It serves no client for that long, so this is short. On
+/// a busy machine the fence may follow tens of milliseconds later, and a target that waits no longer sends
 /// clients back and forth.
 const WAIT_MS_MAX: u64 = 100;
 
@@ -59,11 +58,10 @@ impl Handover {
     /// lose the slots again, with their keys; has the connections ready; and tries out whether the target can
     /// wait for the source.
     ///
-    /// Call it before every pause. Safe to repeat; waits some milliseconds where epochs had to be changed.
+    /// Call it before every pause. Safe to repeat; waits some milliseconds if epochs had to be changed.
     ///
     /// # Errors
-    /// As [`Link::call`](crate::link::Link::call); `Unfit` where the target does not hear of the source's
-    /// epoch.
+    /// As [`Link::call`](crate::link::Link::call); `Unfit` if the target does not hear of the source's epoch.
     pub async fn raise_epoch(&mut self) -> Result<()> {
         self.settle_epochs(EPOCH_PATIENCE).await?;
         self.prepare_gate().await;
@@ -75,8 +73,8 @@ impl Handover {
     /// between the two nodes for as long as the caller takes in between. Not after `not_after_ms`, as there.
     ///
     /// # Errors
-    /// `Server` where nothing was changed. After any other it is not known what is true: neither of the
-    /// source, nor, where it is [fenced by a script](Handover::fences_by_script), of the target.
+    /// `Server` if nothing was changed. After any other it is not known what is true: neither of the source,
+    /// nor, if it is [fenced by a script](Handover::fences_by_script), of the target.
     pub async fn fence_and_take_over(
         &mut self,
         slots: &SlotSet,
@@ -130,7 +128,7 @@ impl Handover {
         };
         let named = [named.0, named.1];
         let mut gate = Gate { host: host.to_owned(), port: port.to_owned(), named, messengers: Vec::new() };
-        // A slot of the target's own: the source redirects to it. Where it has none, one that it imports:
+        // A slot of the target's own: the source redirects to it. If it has none, a slot that it imports:
         // then the source takes the key, and it is deleted there.
         let own = self.target.view().await?.me().slots.clone();
         let (slot, importing) = match (own.iter().next(), self.marked.iter().next()) {
@@ -159,8 +157,8 @@ impl Handover {
         Ok((works && !gate.messengers.is_empty()).then_some(gate))
     }
 
-    /// The fence and the take-over, with the target waiting. `None` where that could not be begun: then
-    /// nothing has happened.
+    /// The fence and the take-over, with the target waiting. `None` if that could not be begun: then nothing
+    /// has happened.
     pub(super) async fn fence_with_gate(
         &mut self,
         gate: &Gate,
@@ -176,8 +174,8 @@ impl Handover {
         if waiting.flush().await.is_err() {
             return Ok(None);
         }
-        // Where it is not seen to wait the fence follows all the same: then clients may be sent back and
-        // forth a few times.
+        // If it is not seen to wait, the fence follows all the same: then clients may be sent back and forth
+        // a few times.
         let begun = self.wait_until_begun(gate, left / 2).await;
         let fenced = self.fence_by_script(slots, paused, true).await;
         // Bounded by the time that the target waits, and what it takes to answer.
@@ -194,10 +192,11 @@ impl Handover {
         let mut fenced = fenced?;
         if !fenced.held {
             if answer.is_none() {
-                // It may still come to it, and find the source fenced by somebody else.
+                // It may still come to it, and find the source fenced by another job.
                 return Err(self.target.in_doubt("the fence", "the target does not answer"));
             }
-            // The source may have taken the key instead. Another's word would be as good: nobody needs it.
+            // The source may have taken the key instead. A key of another job would do as well: no job needs
+            // it.
             let removed = self.source.run(async |link| link.ask(&[b"UNLINK", key.as_bytes()]).await).await;
             removed.map_err(|e| self.source.in_doubt("remove a key of ours", e))?;
             return Ok(Some(Sealed { fenced, taken: Ok(()) }));
