@@ -14,7 +14,7 @@ use super::ways::WayKind;
 pub enum Severity {
     /// Nothing can begin before it is dealt with.
     Blocks,
-    /// Somebody should have thought of it.
+    /// The user should think of it.
     Warns,
     /// Good to know.
     Notes,
@@ -39,7 +39,7 @@ pub enum Finding {
     NotificationsOnly { why: String, streams: u64 },
     /// A fence of this kind cannot be put up.
     FenceRefused { way: WayKind, problem: String },
-    /// No fence can be put up: somebody else has to stop the writers.
+    /// No fence can be put up: another party has to stop the writers.
     NoFence,
     /// A node does not answer.
     Silent { side: Side, at: String, primary: bool, why: NoAnswer },

@@ -126,7 +126,7 @@ impl FromStr for RateChange {
     }
 }
 
-/// How long writes may be paused, in milliseconds. A number without a unit would be seconds, which nobody
+/// How long writes may be paused, in milliseconds. A number without a unit would be seconds, which no user
 /// means here.
 ///
 /// # Errors
@@ -164,19 +164,19 @@ pub struct RatesNow {
     /// The times of the day at which keys move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<Window>,
-    /// When they move again, in seconds since the epoch, where it is none of these times.
+    /// When they move again, in seconds since the epoch, if none of these times applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_until_s: Option<u64>,
-    /// Bytes of values in flight, where somebody has changed that.
+    /// Bytes of values in flight, if the user has changed that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// How many lanes there are, where somebody has changed that.
+    /// How many lanes there are, if the user has changed that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lanes: Option<LaneCounts>,
-    /// How long writes may be paused at once, in milliseconds, where somebody has changed that.
+    /// How long writes may be paused at once, in milliseconds, if the user has changed that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_pause_ms: Option<u64>,
-    /// Whether no keys move until somebody says so.
+    /// Whether no keys move until the user says so.
     #[serde(default)]
     pub paused: bool,
 }
@@ -200,7 +200,7 @@ impl RatesNow {
         self.paused || self.paused_until_s.is_some()
     }
 
-    /// That no keys move, in words: `paused`, or `paused until 01:00Z`. `None` where they do.
+    /// That no keys move, in words: `paused`, or `paused until 01:00Z`. `None` if they do.
     pub fn pause_in_words(&self) -> Option<String> {
         let until = || Some(format!("paused until {}", format_time_of_day(self.paused_until_s?)));
         if self.paused { Some("paused".to_owned()) } else { until() }

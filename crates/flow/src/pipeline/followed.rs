@@ -9,7 +9,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 /// How many keys that moved in chunks are followed by their elements.
 const FOLLOWED_MAX: usize = 64 << 10;
 
-/// Keys of which the target may lack touched elements and nothing else.
+/// Keys of which the target may lack touched elements, but nothing else.
 #[derive(Debug, Default)]
 pub(crate) struct Followed(Mutex<Known>);
 

@@ -53,9 +53,9 @@ impl Suspects {
         }
     }
 
-    /// Notes the process that was met at an address of the target. Where it is another one than the first one
-    /// there, the slots of `topology` that are served there are in doubt: it may have lost what the old one
-    /// had acknowledged.
+    /// Notes the process that was met at an address of the target. If that is not the same process as the
+    /// first one there, the slots of `topology` that are served there are in doubt: it may have lost what the
+    /// old one had acknowledged.
     pub(super) fn met(&self, address: &Address, facts: ServerFacts, topology: &Topology) {
         let mut known = self.known();
         let evicted = facts.evicted_keys;

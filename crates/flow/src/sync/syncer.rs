@@ -83,7 +83,7 @@ impl Syncer {
         failure.map_or(Ok(outcomes), Err)
     }
 
-    /// Transfers what was written before this was called; true where nothing is left or in doubt.
+    /// Transfers what was written before this was called; true if nothing is left or in doubt.
     pub(super) async fn catch_up(&mut self) -> Result<bool> {
         if !self.read_backlogs().await? {
             return Ok(false);
@@ -93,7 +93,7 @@ impl Syncer {
     }
 
     /// Waits until every feed has reported what its server did before this was called, and transfers that
-    /// meanwhile. False where one has ended, or the user stopped it.
+    /// meanwhile. False if one has ended, or the user stopped it.
     async fn read_backlogs(&mut self) -> Result<bool> {
         let shared = self.shared.clone();
         for feed in self.sources.iter().map(|source| source.feed.clone()).collect::<Vec<_>>() {
@@ -138,7 +138,7 @@ impl Syncer {
         crate::functions::copy(source, target, copy::Existing::Replace).await.map(drop)
     }
 
-    /// Writes down how far it is, where the disk has room.
+    /// Writes down how far it is, if the disk has room.
     pub(super) fn save(&mut self) -> Result<()> {
         self.take_positions();
         self.write_down()
