@@ -55,7 +55,7 @@ impl FromStr for JobName {
 
     fn from_str(text: &str) -> Result<JobName, String> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        // One that begins with a dash would be taken for an option.
+        // A name that begins with a dash would be taken for an option.
         let begins = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         if begins && text.len() <= JobName::LENGTH_MAX && text.bytes().all(fits) {
             return Ok(JobName(text.to_owned()));
@@ -96,11 +96,11 @@ pub struct Between<'a> {
     pub source: &'a Endpoint,
     /// Where they go.
     pub target: &'a Endpoint,
-    /// Patterns of which a key must match one, where there are any.
+    /// Patterns of which a key must match one, if there are any.
     pub matches: &'a [String],
     /// Patterns of which a key may match none.
     pub exclude: &'a [String],
-    /// All slots where none are named.
+    /// All slots if none are named.
     pub slots: Option<&'a SlotSet>,
 }
 

@@ -34,7 +34,7 @@ impl Pace {
     }
 }
 
-/// How long a job takes that moves this many keys a second, in milliseconds; `None` where nothing is left or
+/// How long a job takes that moves this many keys a second, in milliseconds; `None` if nothing is left or
 /// next to nothing moves.
 pub fn left_ms(status: &Status, keys_per_s: f64) -> Option<u64> {
     let left = status.keys.saturating_sub(status.keys_moved) as f64;

@@ -35,7 +35,7 @@ impl Shown {
         *self.fleet.lock() = fleet;
     }
 
-    /// This is what has become of the process, where there are several coordinators.
+    /// This is what has become of the process, if there are several coordinators.
     pub fn set_role(&self, role: Option<Role>) {
         *self.role.lock() = role;
     }

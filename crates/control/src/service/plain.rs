@@ -64,7 +64,7 @@ pub struct PlainRecord {
     /// The slots, as ranges.
     #[serde(with = "slots_as_text")]
     pub slots: SlotSet,
-    /// How many keys they had when the job was made; 0 where nobody counted.
+    /// How many keys they had when the job was made; 0 if they were not counted.
     #[serde(default)]
     pub keys: u64,
     /// How long it waits for others that are at work at its nodes, in milliseconds.
@@ -72,8 +72,8 @@ pub struct PlainRecord {
     pub stall_ms: u64,
     /// Whether it was begun: a resumed job looks for what it had started.
     pub begun: bool,
-    /// What takes the place of the servers' own migration where that fails or does not move; `None` where
-    /// nothing does.
+    /// What takes the place of the servers' own migration if that fails or does not move; `None` if nothing
+    /// does.
     #[serde(default)]
     pub fallback: Option<Box<Fallback>>,
 }
@@ -131,7 +131,7 @@ pub struct Fallback {
 }
 
 impl Fallback {
-    /// As the settings have it; `None` where they have none.
+    /// As the settings have it; `None` if they have none.
     pub(super) fn of(settings: &Settings) -> Option<Box<Fallback>> {
         let native_stall_ms =
             settings.native_stall_ms.filter(|_| matches!(settings.method, Method::Native(_)))?;
@@ -183,7 +183,7 @@ enum Came {
     Moved(Moved),
     Failed(Failure),
     FellBack(Box<Record>),
-    /// The servers may go on with it, for whatever reason: nobody knows what comes of it.
+    /// The servers may go on with it, for whatever reason: the outcome is unknown.
     Unsettled(Error),
 }
 
@@ -201,7 +201,7 @@ pub(super) async fn run(
     journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
     let outcome = async {
         let peers = peers(plain, deployment).await?;
-        // Since it was taken in somebody may have begun something there.
+        // Another job may have begun something there since this one was taken in.
         let applicant = Applicant {
             job: &plain.id,
             nodes: &peers,
@@ -313,7 +313,7 @@ async fn run_native(
         Some(why) => why.clone(),
         None => match watched(plain, kind, peers, journal, deployment, view, cancel).await {
             Ok(moved) => return Ok(Came::Moved(moved)),
-            // Somebody else's is no failure of ours, and is in the way of any method.
+            // A migration of another job is no failure of ours, and is in the way of any method.
             Err(e) if NativeMigration::is_busy(&e) => return Err(e),
             Err(e) => e.to_string(),
         },

@@ -21,7 +21,7 @@ impl Store {
     /// of themselves.
     ///
     /// # Errors
-    /// `Options`, in a line that names the job; `Own` where the folder cannot be read.
+    /// `Options`, in a line that names the job; `Own` if the folder cannot be read.
     pub fn refuse_taken(&self, names: impl IntoIterator<Item: AsRef<str>>, own: &str) -> Result<()> {
         let mut names = names.into_iter().peekable();
         if names.peek().is_none() {
@@ -41,10 +41,10 @@ impl Store {
         Ok(())
     }
 
-    /// Nobody else gives jobs of this folder their names until what is returned is dropped.
+    /// No other task gives jobs of this folder their names until the returned lock is dropped.
     ///
     /// # Errors
-    /// `Own` where that takes others too long, or the folder cannot be written.
+    /// `Own` if that takes others too long, or the folder cannot be written.
     pub(crate) async fn lock_names(&self) -> Result<Flock<File>> {
         let fail = |what: &dyn std::fmt::Display| self.fail("names", what);
         std::fs::create_dir_all(&self.folder).map_err(|e| fail(&e))?;
