@@ -1,8 +1,8 @@
 //! Which way keys move: from the source to the target, and after a turn the other way.
 //!
-//! What moves keys and serves clients meanwhile knows nothing of it: there, *source* is the server that keys
-//! move from, and *target* the one that they move to. Only what people read has to use the name by which
-//! they know a server.
+//! The code that moves keys and serves clients meanwhile does not know about it: there, *source* is the
+//! server that keys move from, and *target* the one that they move to. Only what people read has to use the
+//! name by which they know a server.
 
 use serde::Serialize;
 

@@ -23,7 +23,7 @@ pub(super) enum Kind {
 pub(super) struct Wire {
     pub(super) kind: Kind,
     pub(super) to: Requests,
-    /// Requests in `to`, where they are counted: on a shared connection.
+    /// Requests in `to`, if they are counted: on a shared connection.
     pub(super) asked: usize,
     pub(super) from: Replies,
     /// The server knows that nothing more will be sent.

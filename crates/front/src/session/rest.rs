@@ -13,8 +13,8 @@ use crate::migrate::state::MigrationState;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
 impl Session {
-    /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it,
-    /// where it has arrived.
+    /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it, if
+    /// it has arrived.
     pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
         let is_plain = self.mode.plain().is_some();
         let special = match (note, request) {
@@ -62,7 +62,7 @@ impl Session {
         }
     }
 
-    /// Whether it is where this migration has its clients already.
+    /// Whether it is already where this migration has its clients.
     pub(super) fn is_of(&self, migration: &Arc<MigrationState>) -> bool {
         matches!(&self.mode, Mode::Moving(moving) if Arc::ptr_eq(&moving.migration, migration))
     }
@@ -72,8 +72,8 @@ impl Session {
     pub(super) fn go_over(&mut self, moving: Moving) {
         self.is_called = false;
         self.link = Link::Connecting;
-        // What has arrived of a request is looked at again, for all of its words. One that waits for its keys
-        // has not been sent anywhere.
+        // What has arrived of a request is looked at again, for all of its words. A request that waits for
+        // its keys has not been sent anywhere.
         self.requests = RequestScanner::new(RequestLimits::default());
         (self.first, self.asking) = (First::Fresh, None);
         self.actions.clear();

@@ -73,7 +73,7 @@ pub(super) struct First {
     pub(super) is_channel: bool,
 }
 
-/// A request waits until somebody serves its slot.
+/// A request waits until a member serves its slot.
 pub(super) struct Waiting {
     pub(super) until: Instant,
     pub(super) pause: Pin<Box<Sleep>>,
@@ -81,7 +81,7 @@ pub(super) struct Waiting {
 
 /// Whether a request may be carried out here.
 pub(super) enum Admitted {
-    /// Yes; where there is a guard, it has to be kept until the reply has come.
+    /// Yes; if there is a guard, it has to be kept until the reply has come.
     Open(Option<Guard>),
     /// No, and this is what the client gets.
     Answer(Vec<u8>),
