@@ -26,7 +26,7 @@ use whimbrel_terminal::question::Question;
 /// before, and hooks are run. A process that hangs is noticed long before.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 
-/// How long it may take where all keys are compared, besides the wait. A process that hangs is noticed long
+/// How long it may take if all keys are compared, besides the wait. A process that hangs is noticed long
 /// before.
 const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -48,7 +48,7 @@ pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
     }
 }
 
-/// Who is who, for people.
+/// Which deployment is which, for people.
 struct Endpoints {
     source: String,
     target: String,
@@ -176,7 +176,7 @@ async fn withdraw(args: &CutoverArgs, store: &Store, named: &str) -> Result<Exit
     Ok(Exit::Success)
 }
 
-/// Where the front takes requests that clients go through.
+/// The socket of the front that clients go through.
 fn front(args: &CutoverArgs, folder: &Path, sync: &Status) -> Result<Option<PathBuf>> {
     if is_front(args) {
         return fronts::of_cutover(folder, &args.front, (&sync.source, &sync.target)).map(Some);
@@ -328,7 +328,7 @@ fn show_hooks(report: &serde_json::Value) {
     }
 }
 
-/// The report of a cutover whose writers somebody else stops.
+/// The report of a cutover whose writers another party stops.
 fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints, exit: Exit) -> Exit {
     let number = |name: &str| report[name].as_u64().unwrap_or(0);
     let external = &report["external"];

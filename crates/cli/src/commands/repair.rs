@@ -48,7 +48,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let survey = settled_survey(&deployment, LOOKS_BEFORE).await?;
     let plan = round::plan(&deployment, &survey, strays, stop).await?;
     let findings = survey.findings();
-    // A folder that cannot be read keeps nobody from repairing: no job is named then.
+    // A folder that cannot be read keeps no user from repairing: no job is named then.
     let jobs = state_dir(args.state_dir.as_deref()).and_then(|folder| Store::new(&folder).list());
     let interrupted = round::interrupted(jobs.unwrap_or_default(), &survey, &plan);
     show_plan(args, &survey, (&findings, &interrupted), &plan);
@@ -66,7 +66,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     if let Some(exit) = decision.end(Exit::Problem) {
         return Ok(exit);
     }
-    // From here on others see that a job is running. Somebody may have begun one while we were asking.
+    // From here on others see that a job is running. Another job may have begun while we were asking.
     let _announced = announce(&deployment, &survey, &own_name).await?;
     refuse_if_busy(&deployment, &Survey::take(&deployment).await?, &own_name)?;
     *begun = true;

@@ -69,7 +69,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         false => (None, None),
     };
     let queue = mover.as_ref().map(|mover| mover.queue.clone());
-    // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
+    // If the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
     let stop = &stop.child_token();
     let consoled = mover.as_ref().map(|mover| mover.console.clone());
     let console = console::open(args, &state_dir, consoled, fleet.clone(), stop).await?;

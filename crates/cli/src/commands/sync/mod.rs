@@ -281,7 +281,7 @@ struct SyncRecord<'a> {
     hooks: &'a HookSettings,
 }
 
-/// Syncs, shows how it stands, serves those who ask, and reports what came of it.
+/// Syncs, shows its state, serves requests, and reports the outcome.
 async fn attended(
     args: &SyncArgs,
     place: SyncRecord<'_>,
@@ -328,7 +328,7 @@ async fn attended(
     };
     let came = |(report, _): &(SyncReport, Option<Back>)| match &report.cutover {
         Some(_) => Came::Through(CUT_OVER),
-        // Also one that ended when all was equal can go on.
+        // A sync that ended when all was equal can go on, too.
         None => Came::Short,
     };
     // The process that asked for a cutover hears of it before this one ends.
@@ -396,7 +396,7 @@ impl Direction {
         }
     }
 
-    /// Where it is written down.
+    /// The place where it is written down.
     fn place(self, args: &SyncArgs, folder: &Path, source: &Endpoint, target: &Endpoint) -> WayBack {
         let description = self.describe(args, source, target);
         let name = format!("sync-{}", job_of(&description));
