@@ -23,8 +23,8 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until nobody listens there. The port of one that has just ended may be another test's at once, for a
-/// while.
+/// Waits until nothing listens there. The port of a process that has just ended may at once be another
+/// test's, for a while.
 ///
 /// Panics after two minutes.
 #[track_caller]
