@@ -138,7 +138,7 @@ impl Topology {
 /// What the primaries of a cluster said of themselves at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
-    /// The line of `CLUSTER NODES` of each about itself, but for its times.
+    /// The line of `CLUSTER NODES` of each about itself, except its times.
     lines: Vec<String>,
     open: SlotSet,
 }
@@ -246,7 +246,7 @@ impl Deployment {
         self.capabilities.probe_payload_version(&mut link, key.as_bytes(), false).await
     }
 
-    /// A cluster whose nodes others have reported. Nothing of it is looked at.
+    /// A cluster whose nodes others have reported. None of them is asked.
     pub fn of_members(
         endpoint: Arc<Endpoint>,
         options: LinkOptions,
@@ -294,7 +294,7 @@ impl Deployment {
     }
 
     /// Whether a proxy stands before the servers: commands about several keys, and what a connection
-    /// otherwise learns, are not to be had.
+    /// otherwise learns, are not available.
     pub fn is_proxied(&self) -> bool {
         self.topology().is_proxied()
     }

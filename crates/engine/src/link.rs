@@ -87,7 +87,7 @@ impl Link {
     /// # Errors
     /// `Connect`, `Tls`, `Auth`, or what the server answered to the greeting (for example `LOADING`).
     pub async fn open(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
-        // A command may have to be run for it, which has a bound of its own.
+        // This may have to run a command, which has a bound of its own.
         endpoint.token().await?;
         let opened = async {
             let io = Io::open(endpoint, address).await?;
@@ -138,7 +138,7 @@ impl Link {
     /// Logs in on a connection on which nothing has been said yet. The caller bounds how long it may take.
     ///
     /// # Errors
-    /// As [`Link::open`], but for `Connect` and `Tls`.
+    /// As [`Link::open`], except `Connect` and `Tls`.
     pub async fn greeted(
         io: Io,
         endpoint: &Arc<Endpoint>,
@@ -633,8 +633,8 @@ impl Link {
         Ok(())
     }
 
-    /// Has the server close connections of before that ended while commands on them had no answer. From then
-    /// on the same is done for this one.
+    /// Has the server close earlier connections that ended while commands on them had no answer. From then on
+    /// the same is done for this one.
     async fn end_unanswered(&mut self) -> Result<()> {
         let Some(own) = self.identity.take() else { return Ok(()) };
         let unanswered = self.endpoint.unanswered.clone();
@@ -643,7 +643,7 @@ impl Link {
             self.push(&[b"CLIENT", b"KILL", b"ID", ended.id.to_string().as_bytes()]);
         }
         self.flush().await?;
-        // A connection that is not there any more is as good.
+        // A connection that is not there any more is fine too.
         for reply in self.replies(ended.len()).await? {
             if ServerError::of(&reply).is_some_and(|e| e.code == Code::NoPermission) {
                 tracing::warn!(

@@ -12,13 +12,13 @@ use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result, Side};
 
-/// After it has failed it is not run again for so long.
+/// How long it is not run again after a failure.
 const REST: Duration = Duration::from_secs(2);
 
 /// How long the command may take.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
-/// Most of its output that is looked at.
+/// How much of its output is read at most.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 /// Most of a line of its standard error that is shown.

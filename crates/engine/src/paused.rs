@@ -31,8 +31,8 @@ pub const PAUSE_REPLIES: usize = 4;
 
 impl Link {
     /// Queues what pauses the server's writes for `ms` at most. If another client has paused them, we wait
-    /// for the end of that pause first: it would end with ours. [`PAUSE_REPLIES`] come, of which the last
-    /// says whether the server does it.
+    /// for the end of that pause first: it would end with ours. [`PAUSE_REPLIES`] come; the last says whether
+    /// the server does it.
     pub fn push_pause(&mut self, ms: u64) {
         self.push(&[b"MULTI"]);
         self.push(&HELD_BY_PAUSE);

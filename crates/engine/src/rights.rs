@@ -32,7 +32,7 @@ pub enum Right {
 pub async fn ask(mut link: Link, commands: &[&[&[u8]]]) -> Result<Vec<Right>> {
     let mut rights = Vec::new();
     let subscribed = link.ask(&[b"SUBSCRIBE", CHANNEL]).await?;
-    // ECHO changes nothing, should it be carried out: then the others would be as well.
+    // ECHO changes nothing, if it is carried out: then the others would be as well.
     if ServerError::of(&subscribed).is_some()
         || !is_kept_back(&ServerError::of(&link.ask(&[b"ECHO", b""]).await?))
     {

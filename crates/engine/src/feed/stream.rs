@@ -131,7 +131,7 @@ pub(super) async fn attach(
                 && Instant::now() < until
             {
                 from = backlog(&mut link).await?;
-                // If it is refused, nothing will come of it.
+                // If it is refused, no answer will follow.
                 let heard = timeout(BACKLOG_EVERY, asking.receive(READ_BYTES / 64)).await;
                 if from.is_some() || matches!(heard, Ok(Err(_))) || asking.received().starts_with(b"-") {
                     break;
@@ -485,7 +485,7 @@ impl Stream {
         Error::unfit(e.side, e.at, "attach a feed of changes", what).with_remedy(Remedy::LeaveOutPsyncName)
     }
 
-    /// Makes the link anew and continues where it broke.
+    /// Makes a new link and continues where it broke.
     async fn resume(&mut self, mut cause: Error) -> Result<(), FeedFailure> {
         let until = Instant::now() + Duration::from_millis(self.options.resume_timeout_ms);
         let mut pause = RETRY_PAUSE;

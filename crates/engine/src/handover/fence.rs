@@ -517,7 +517,7 @@ impl Handover {
         Ok(is_pause)
     }
 
-    /// Sees to it that the source does not own `slots` in its own view, knows that the target does, and then
+    /// Makes sure that the source does not own `slots` in its own view, knows that the target does, and then
     /// lifts the pause. Safe to repeat. Call it only after [`Handover::take_over`].
     ///
     /// The source learns of it from the target, and is notified by us if that takes too long: with `until`

@@ -8,8 +8,8 @@
 //!   does not answer; a `MIGRATE` is synchronous, so the target does nothing else;
 //! - the fence on the source is followed by `CLIENT UNPAUSE` in the same turn. The source takes the `MIGRATE`
 //!   up again, and answers `MOVED`, to the target: it does not own the slot any more. That answer *is* the
-//!   proof that the fence is in effect, whatever became of us. No other answer is taken for one, a
-//!   redirection to another node neither;
+//!   proof that the fence is in effect, whatever became of us. No other answer counts as one, not even a
+//!   redirection to another node;
 //! - the script takes over, and only then the target serves clients again.
 //!
 //! The key is empty, the script deletes it, and it has a time to live besides. If the fence did not hold, the
@@ -53,7 +53,7 @@ const EPOCH_PATIENCE: Duration = Duration::from_secs(5);
 const MESSENGERS_MAX: usize = 16;
 
 impl Handover {
-    /// Prepares what must not take time under the pause: sees to it that the target's claim will have an
+    /// Prepares what must not take time under the pause: makes sure that the target's claim will have an
     /// epoch above the source's, since one with a lower epoch would not be believed, and the target would
     /// lose the slots again, with their keys; has the connections ready; and tries out whether the target can
     /// wait for the source.
@@ -73,8 +73,8 @@ impl Handover {
     /// between the two nodes for as long as the caller takes in between. Not after `not_after_ms`, as there.
     ///
     /// # Errors
-    /// `Server` if nothing was changed. After any other it is not known what is true: neither of the source,
-    /// nor, if it is [fenced by a script](Handover::fences_by_script), of the target.
+    /// `Server` if nothing was changed. After any other it is not known what is true of the source; nor, if
+    /// it is [fenced by a script](Handover::fences_by_script), of the target.
     pub async fn fence_and_take_over(
         &mut self,
         slots: &SlotSet,
@@ -195,8 +195,7 @@ impl Handover {
                 // It may still come to it, and find the source fenced by another job.
                 return Err(self.target.in_doubt("the fence", "the target does not answer"));
             }
-            // The source may have taken the key instead. A key of another job would do as well: no job needs
-            // it.
+            // The source may have taken the key instead. Another's word would be as good: nobody needs it.
             let removed = self.source.run(async |link| link.ask(&[b"UNLINK", key.as_bytes()]).await).await;
             removed.map_err(|e| self.source.in_doubt("remove a key of ours", e))?;
             return Ok(Some(Sealed { fenced, taken: Ok(()) }));

@@ -93,7 +93,8 @@ pub struct Handover {
     pub(super) claim_until_ms: u64,
     /// The fence at hand, if it is one that relies on the pause.
     pub(super) long_pause: Option<LongPause>,
-    /// A child of the source saved when it was fenced, and the source would die of its own removal of keys.
+    /// A child of the source saved when it was fenced, and the source would crash when it removes keys
+    /// itself.
     pub(super) beside_child: bool,
     /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
     pub(super) sheltered: Vec<(NodeId, Address)>,

@@ -181,8 +181,8 @@ impl Handover {
         let (replicas, limit) = (replicas.to_string(), timeout_ms.max(1).to_string());
         let asking = self.target.run(async |link| {
             let expected = match marked {
-                // `WAIT` waits for this connection's own writes, of which there are none. Marking a slot once
-                // more waits for the replicas as well, and changes nothing.
+                // `WAIT` waits for this connection's own writes, and there are none. Marking a slot once more
+                // waits for the replicas as well, and changes nothing.
                 Some(slot) if traits.setslot_waits => {
                     importing.push(link, slot);
                     1
@@ -236,7 +236,7 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// Deletes the keys of `slots`, none of which the node owns.
+/// Deletes the keys of `slots`. The node owns none of these slots.
 async fn sweep(peer: &mut Peer, view: &ClusterView, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
     let occupied = match peer.traits.hides_keys {
         // Whether they hold keys shows once they are marked.
@@ -346,7 +346,7 @@ fn rest(keys: usize, took: Duration, keys_per_s: Option<u64>) -> Duration {
 /// Waits until the replicas of `peer` hold no key in `slots`. Those that cannot be reached are left out:
 /// they will follow the stream of deletions, or copy everything anew.
 ///
-/// Replicas have no marks by which they would show hidden keys. They follow the stream of deletions.
+/// Replicas have no marks that would make them show hidden keys. They follow the stream of deletions.
 async fn emptied_on_replicas(peer: &Peer, view: &ClusterView, slots: &SlotSet) -> Result<()> {
     if peer.traits.hides_keys {
         return Ok(());

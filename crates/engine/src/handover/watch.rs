@@ -389,7 +389,7 @@ async fn silence(peer: &mut Peer, options: &HandoverOptions) -> Result<()> {
         for other in others {
             tracing::info!(connection = %other, "an old connection is closed");
             let number = other.number.to_string();
-            // A connection that is already gone is as good.
+            // A connection that is already gone is fine too.
             peer.run(async |link| link.ask(&[b"CLIENT", b"KILL", b"ID", number.as_bytes()]).await).await?;
         }
     }

@@ -174,7 +174,7 @@ fn nodes(topology: &Topology) -> impl Iterator<Item = (bool, &Address)> {
     primaries.chain(topology.shards.iter().flat_map(|s| s.replicas.iter().map(|replica| (false, replica))))
 }
 
-/// What a survey finds, but for what the inventory has itself.
+/// What a survey finds, except what the inventory has itself.
 async fn disorder(deployment: &Deployment) -> Result<Vec<String>> {
     let what = SurveyOptions { counts: Counted::Nothing, activity: false };
     let survey = Survey::take_with(deployment, what).await?;

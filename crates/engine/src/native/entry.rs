@@ -81,8 +81,8 @@ impl Entry {
         })
     }
 
-    /// Whether the node still works on it. A failed import of Redis is one: the server will try it again. A
-    /// failed export is none: it is over until the target asks anew.
+    /// Whether the node still works on it. A failed import of Redis counts as active: the server will try it
+    /// again. A failed export does not: it is over until the target asks again.
     pub(super) fn is_active(&self) -> bool {
         match (self.kind, self.raw.as_str()) {
             (NativeKind::Redis84, "failed") => !self.is_export,

@@ -116,9 +116,9 @@ async fn list_slots(link: &mut Link, command: &str, slots: &[Slot]) -> Result<()
     Ok(())
 }
 
-/// Makes the node behind `link` forget the owners of `slots`, itself included. If it was the owner, it serves
-/// them no more, keeps its keys in them, and then accepts news of another owner, which it refuses while it
-/// owns keys there.
+/// Makes the node behind `link` forget the owners of `slots`, itself included. If it was the owner, it no
+/// longer serves them, keeps its keys in them, and then accepts news of another owner, which it refuses while
+/// it owns keys there.
 ///
 /// # Errors
 /// As [`Link::call`].

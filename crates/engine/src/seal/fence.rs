@@ -363,7 +363,7 @@ async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
         .with_remedy(Remedy::OwnUserOrChooseFence))
 }
 
-/// The users of one node that may write, but for our own and those who are known.
+/// The users of one node that may write, except our own and those who are known.
 async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -> Result<Vec<FencedUser>> {
     let own = own_user(link).await?;
     let mut users = Vec::new();

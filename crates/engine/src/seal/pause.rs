@@ -13,13 +13,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::{Link, LinkOptions};
 use crate::probe::Info;
 
-/// How long servers may take to let writers go on the connections by which these are held.
+/// How long servers may take to let writers go on the connections that hold them.
 const RELEASED_WITHIN: Duration = Duration::from_secs(5);
 
 /// What lets writers go.
 const UNPAUSE: [&[u8]; 2] = [b"CLIENT", b"UNPAUSE"];
 
-/// Connections to all primaries, by which their writers can be held.
+/// Connections to all primaries that can hold their writers.
 #[derive(Debug)]
 pub struct Seal {
     held: Vec<PausingLink>,
