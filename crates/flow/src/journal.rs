@@ -264,7 +264,7 @@ pub struct Journal<S = JournalState> {
 
 impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// Opens the journal of the job that `description` describes. The job's name is derived from it: the same
-    /// copy finds its journal again. With `resume` what it holds is gone on with; otherwise it starts empty.
+    /// copy finds its journal again. With `resume` it continues what it holds; otherwise it starts empty.
     ///
     /// # Errors
     /// `Own` if the folder or file cannot be used, if another whimbrel has it open, or if there is nothing to

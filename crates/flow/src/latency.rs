@@ -217,7 +217,7 @@ async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, as
             answers = ask_for_info(open, &asked, &mut offsets, &mut used).await;
         }
         if !answers {
-            // A reply that comes late must not be taken for that of the next question.
+            // A late reply must not be mistaken for that of the next question.
             link = None;
         }
         sleep(period.saturating_sub(began.elapsed())).await;

@@ -98,8 +98,8 @@ pub struct LegacyReport {
     pub half_moved: Option<Slot>,
 }
 
-/// Moves slots one after another, as the classic tools do. `cancel` is looked at between slots: the current
-/// one is finished first, so that none is left half moved.
+/// Moves slots one after another, as the classic tools do. `cancel` is checked between slots: the current one
+/// is finished first, so that none is left half moved.
 ///
 /// # Errors
 /// `Unfit` if the nodes are not two primaries of this cluster; if they cannot be reached. Nothing has moved

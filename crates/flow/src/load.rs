@@ -65,7 +65,7 @@ pub(crate) struct Used(VecDeque<(Instant, f64)>);
 
 impl Used {
     /// Its load of the last second, in percent of a core, by what it says `now`. `None` if it does not say,
-    /// or nothing is known of before.
+    /// or nothing earlier is known.
     pub(crate) fn percent(&mut self, info: &Info, now: Instant) -> Option<f64> {
         let used_s = used_s(info)?;
         // Another process, which counts from 0.

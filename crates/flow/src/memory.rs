@@ -93,7 +93,7 @@ impl MemoryBudget {
     pub async fn take(&self, bytes: u64) -> MemoryPermit {
         loop {
             self.0.settle();
-            // Before the size is looked at: a change after that is not missed.
+            // Before the size is read: a change after that is not missed.
             let resized = self.0.resized.notified();
             let units = units_of(bytes).min(self.0.size.lock().max);
             tokio::select! {

@@ -75,7 +75,7 @@ impl LeftBehind {
         self.types.iter().any(|of| of.keys > 0)
     }
 
-    /// What is said of it before anything begins.
+    /// What is said about it before anything begins.
     pub fn lines(&self) -> Vec<String> {
         let keys = |of: &LeftType| match (of.keys, of.is_counted) {
             (0, _) => "perhaps keys".to_owned(),

@@ -31,11 +31,11 @@ pub enum Finding {
         #[serde(skip)]
         remedy: Option<Remedy>,
     },
-    /// No feed is to be had: the source cannot be followed.
+    /// No feed is available: the source cannot be followed.
     NoFeed { replication: Option<String>, tracking: Option<String>, notifications: Option<String> },
-    /// The feed does not see everything: replication is not to be had.
+    /// The feed does not see everything: replication is not available.
     TrackingOnly { why: String, streams: u64 },
-    /// The feed does not see everything: neither replication nor tracking is to be had.
+    /// The feed does not see everything: neither replication nor tracking is available.
     NotificationsOnly { why: String, streams: u64 },
     /// A fence of this kind cannot be put up.
     FenceRefused { way: WayKind, problem: String },

@@ -16,7 +16,7 @@ const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
 /// Clocks that are further apart make expiries come early or late by what people notice.
 const CLOCKS_MS: i64 = 1_000;
 
-/// A link that breaks should find what it has missed for so long.
+/// How long a link that breaks should still find what it has missed.
 const BACKLOG_MS: u64 = 60_000;
 
 /// With a smaller limit a replica that reads slowly is soon dropped.

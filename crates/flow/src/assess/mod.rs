@@ -145,7 +145,7 @@ async fn activities(source: &Deployment) -> Result<Vec<Activity>> {
     Ok(activities)
 }
 
-/// Commands that clients have used, but for those of operators.
+/// Commands that clients have used, except those of operators.
 fn of_applications(source: &Inventory) -> Vec<String> {
     let is_theirs = |name: &str| !OF_OPERATORS.contains(&name.split('|').next().unwrap_or_default());
     source

@@ -36,7 +36,7 @@ const DUMPED_BYTES_MAX: u64 = 64 << 10;
 /// How many of the largest keys, and of the fullest slots, are named.
 const NAMED: usize = 10;
 
-/// `SAMPLES` of `MEMORY USAGE`: of this many elements of a collection the size is looked at.
+/// `SAMPLES` of `MEMORY USAGE`: the size of this many elements of a collection is measured.
 const ELEMENTS: &[u8] = b"5";
 
 /// How keys are looked at.

@@ -88,7 +88,7 @@ impl FromStr for RateChange {
         let (name, value) = text.split_once('=').ok_or(FORMS)?;
         let number = |parsed: Result<u64, ParseUnitError>| match value {
             "none" => Ok(Some(0)),
-            // It would be taken for no bound, and the user means the opposite.
+            // It would count as no bound, and the user means the opposite.
             _ => match parsed.map_err(|e| e.to_string())? {
                 0 => Err(format!("{name} must be more than nothing; to move no keys: whimbrel jobs pause")),
                 n => Ok(Some(n)),
@@ -182,7 +182,7 @@ pub struct RatesNow {
 }
 
 impl RatesNow {
-    /// What makes another job's rates these, but for the pause; what is bounded nowhere stays.
+    /// What makes another job's rates these, except the pause; what is bounded nowhere stays.
     pub fn as_change(&self) -> RateChange {
         RateChange {
             keys: self.rate_keys,

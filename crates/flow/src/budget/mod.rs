@@ -440,15 +440,15 @@ impl Rates {
     async fn take(&self, bucket: &Mutex<Bucket>, amount: u64) {
         let mut changes = self.0.pause.subscribe();
         loop {
-            // Before the bucket is looked at: a change after that is not missed. Fails only once the sender
-            // is gone, which `self` keeps.
+            // Before the bucket is read: a change after that is not missed. Fails only once the sender is
+            // gone, which `self` keeps.
             let _ = changes.wait_for(|pause| !pause.is_on()).await;
             if self.is_lifted() {
                 return bucket.lock().take_anyway(amount, Instant::now());
             }
             let taken = bucket.lock().take(amount, Instant::now());
             let Err(wait) = taken else { return };
-            // A change ends the wait, and it is looked again.
+            // A change ends the wait, and the bucket is read again.
             let _ = timeout(wait, changes.changed()).await;
         }
     }

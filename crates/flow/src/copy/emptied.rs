@@ -57,8 +57,8 @@ fn calls(stats: &str) -> Option<u64> {
     stats.strip_prefix("calls=")?.split(',').next()?.parse().ok()
 }
 
-/// Which commands ran since `before`, with how often. Servers that have taken over, or count anew, say
-/// nothing of it.
+/// Which commands ran since `before`, and how often. Servers that have taken over, or that count from 0
+/// again, do not report it.
 pub(super) fn since(before: &Counted, now: &Counted) -> BTreeMap<String, u64> {
     let mut ran = BTreeMap::new();
     for (place, count) in now {

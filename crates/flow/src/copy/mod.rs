@@ -70,7 +70,7 @@ pub struct CopyReport {
 /// Copies. The plan has been made, and agreed to, before.
 ///
 /// `stop` ends it early and cleanly: what is in the lanes is finished and the journal is written. With a
-/// journal that holds an earlier run, that run is gone on with.
+/// journal that holds an earlier run, that run continues.
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.

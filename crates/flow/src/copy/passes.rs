@@ -37,7 +37,7 @@ pub(crate) async fn passes(
     state: &mut JournalState,
     keep: &mut Keep<'_>,
 ) -> Result<bool> {
-    // The pass that was under way is gone on with.
+    // The pass that was under way is continued.
     state.pass = state.pass.saturating_sub(1);
     let mut complete = false;
     while state.pass < PASSES_MAX {

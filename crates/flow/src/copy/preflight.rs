@@ -140,7 +140,7 @@ pub async fn with_empty_databases(
         return Ok(named);
     };
     let mut dbs: Vec<DbPair> = (0..ours.min(theirs)).map(|db| DbPair { source: db, target: db }).collect();
-    // A database that the target does not have is reported when it is looked at.
+    // A database that the target does not have is reported when it is checked.
     dbs.extend(named.into_iter().filter(|pair| pair.source >= ours.min(theirs)));
     Ok(dbs)
 }

@@ -72,7 +72,7 @@ impl DiskFull {
     }
 }
 
-/// What is shown of a disk that has been full for so long, in milliseconds.
+/// What is shown of a disk that has been full for this long, in milliseconds.
 pub fn disk_full_words(full_ms: u64) -> String {
     format!("disk full since {}: progress is not written down", format_duration_ms(full_ms / 1_000 * 1_000))
 }

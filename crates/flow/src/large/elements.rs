@@ -43,7 +43,7 @@ pub(crate) struct Change<'a> {
 /// What [`transfer`] did.
 pub(crate) struct Followed {
     pub(crate) bytes: u64,
-    /// False if the key is not what it was taken for any more, and has to be transferred whole.
+    /// False if the key is no longer what it was thought to be, and has to be transferred whole.
     pub(crate) is_exact: bool,
 }
 

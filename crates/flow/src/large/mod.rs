@@ -15,7 +15,7 @@
 //! has a time to live of one hour, renewed with each chunk, so that the orphan of a killed process disappears
 //! by itself.
 //!
-//! **Loss.** A failover, an eviction or a run that takes it for a leftover may remove the staging key, and
+//! **Loss.** A failover, an eviction or a run that mistakes it for a leftover may remove the staging key, and
 //! the next chunk would create it anew. So the transaction that creates it gives it its time to live, and
 //! after each chunk it must have one: a key that came into being later has none. At the end it is watched
 //! while its elements are counted, until it has taken the key's place.
@@ -112,7 +112,7 @@ pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) ->
     if let Err(e) = &result
         && (e.side != Side::Target || e.server().is_some())
     {
-        // The link to the target is still good. Most of all a full target must not keep half a value for an
+        // The link to the target is still good. Above all, a full target must not keep half a value for an
         // hour. The error that counts is the one at hand.
         if let Err(e) = mover.unstage(target).await {
             tracing::debug!(error = %e, "staging key not removed, it will expire");

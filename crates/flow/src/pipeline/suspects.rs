@@ -8,7 +8,7 @@ use whimbrel_engine::deployment::Topology;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::probe::ServerFacts;
 
-/// Slots in doubt, and the processes of the target by which some are noticed.
+/// Slots in doubt, and the processes of the target, which show some of them.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects(Mutex<Known>);
 

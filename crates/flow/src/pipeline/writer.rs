@@ -448,7 +448,7 @@ impl Writer {
                 return Ok(None);
             }
             if e.is_transient() && began.elapsed() > late {
-                // A transfer may take longer than failures may last: each that went well for so long is a
+                // A transfer may take longer than failures may last: each that went well for this long is a
                 // failure of its own. But not for ever, if it never gets to the end.
                 backoff = Backoff::new(retry);
                 broken_late += 1;

@@ -66,8 +66,8 @@ impl Comparison {
         }
     }
 
-    /// Counts keys whose elements differ, but for those whose time came while they were read, on one side
-    /// before the other. A key that is there still was there all the time.
+    /// Counts keys whose elements differ, except keys that expired while they were read, on one side before
+    /// the other. A key that is there still was there all the time.
     async fn differs_unless_gone(
         &mut self,
         source: &mut Link,

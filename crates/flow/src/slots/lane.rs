@@ -108,7 +108,7 @@ impl Lane {
         Ok(Lane { shared: shared.clone(), source, target })
     }
 
-    /// One more. A node that takes no more connections says so with the first answer.
+    /// One more lane. A node that takes no more connections says so with the first answer.
     pub(super) async fn open_another(shared: &Arc<Shared>) -> Result<Lane> {
         let mut lane = Lane::open(shared).await?;
         for link in [&mut lane.source, &mut lane.target] {

@@ -26,7 +26,7 @@ use crate::verify::{self, Comparer, Settle, VerifyOptions, VerifyProgress};
 /// Keys of each database that are compared.
 const SAMPLE_KEYS: usize = 64;
 
-/// How often a difference is looked at again while clients write, and how long after another.
+/// How often a difference is checked again while clients write, and how long after another.
 const LOOKS_MAX: u32 = 10;
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
@@ -181,7 +181,7 @@ impl Syncer {
             dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
             retry: options.retry,
             settle,
-            // Whether slots have moved is looked at before the handover, and is a refusal of its own.
+            // Whether slots have moved is checked before the handover, and is a refusal of its own.
             follow_moves: false,
             ..VerifyOptions::default()
         };

@@ -53,7 +53,7 @@ const NAMES_EVERY: Duration = Duration::from_secs(1);
 const CLIENTS_MAX: usize = 64;
 const KEYS_MAX: usize = 5;
 
-/// Clients that wrote so long before the last write or later count as the last to write.
+/// Clients that wrote this long before the last write or later count as the last to write.
 const LAST: Duration = Duration::from_secs(2);
 
 /// Commands that a feed which is no replication link sees nothing of, or not everywhere.
@@ -557,8 +557,8 @@ impl Syncer {
         self.drain_while(|| true).await
     }
 
-    /// As [`Syncer::drain`], for so long at most: a large value that changes all the time is never finished.
-    /// Refused if it is not wanted any more.
+    /// As [`Syncer::drain`], for this long at most: a large value that changes all the time is never
+    /// finished. Refused if it is not wanted any more.
     pub(super) async fn drain_for(&mut self, limit: Duration, withdrawn: &CancellationToken) -> Result<()> {
         let until = Instant::now() + limit;
         self.drain_while(|| Instant::now() < until && !withdrawn.is_cancelled()).await?;

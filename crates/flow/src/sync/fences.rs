@@ -205,7 +205,7 @@ impl FenceNote {
         Some(FenceNote { source: described["source"].as_str().unwrap_or_default().to_owned(), fence })
     }
 
-    /// To begin the sync of this name anew would remove the only record of what a killed cutover did to its
+    /// Beginning the sync of this name anew would remove the only record of what a killed cutover did to its
     /// source.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ impl Syncer {
         report.hooks.iter().find_map(HookReport::problem).map_or(Ok(()), |what| Err(refused(what)))
     }
 
-    /// Runs what undoes that. The sync follows on whatever comes of it.
+    /// Runs what undoes that. The sync follows on, whatever the result.
     pub(super) async fn be_refused(&mut self, error: &Error) {
         let why = error.problem();
         let occasion = Occasion { moment: Moment::Refused, why, cutover: None, until: None };

@@ -59,7 +59,7 @@ impl Syncer {
     /// What could not be helped by trying again.
     async fn reconcile(&mut self, slots: &SlotSet) -> Result<Walk> {
         self.shared.failures.forget(slots);
-        // A key may have been removed and made anew unseen, between the looks at the source and at the
+        // A key may have been removed and created again unseen, between the looks at the source and at the
         // target.
         self.shared.followed.forget_slots(slots);
         // Slots are listed in database 0 only.
@@ -72,7 +72,7 @@ impl Syncer {
             },
             false => slots.clone(),
         };
-        // Killed meanwhile, it begins anew: the slots are written down as being in doubt.
+        // If it is killed meanwhile, it begins anew: the slots are written down as being in doubt.
         if !scanned.is_empty() && !self.compare_scanned(scanned).await? {
             return Ok(Walk::Stopped);
         }

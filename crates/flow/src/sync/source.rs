@@ -89,7 +89,7 @@ pub(super) struct Source {
     position: Arc<Mutex<Option<History>>>,
 }
 
-/// Connections by which changed elements are transferred, kept until one fails.
+/// Connections that transfer changed elements, kept until one fails.
 #[derive(Debug, Default)]
 struct ElementLinks {
     /// By database.
@@ -194,7 +194,7 @@ impl Source {
         self.position_handle().read()
     }
 
-    /// A handle by which the position can be read while the source is at work elsewhere.
+    /// A handle to read the position while the source is at work elsewhere.
     pub(super) fn position_handle(&self) -> PositionHandle {
         PositionHandle { feed: self.feed.clone(), position: self.position.clone() }
     }

@@ -260,7 +260,7 @@ impl SyncStatus {
         });
         let targets: Vec<TargetShown> = targets.collect();
         let all_answer = !sources.iter().any(|s| s.silent) && !targets.iter().any(|t| t.silent);
-        // What could not be remembered by key is gone through by slot, which is no matter of milliseconds.
+        // What could not be remembered by key is gone through by slot, which takes longer than milliseconds.
         let whole_slots: usize = inner.sources.iter().map(|s| s.feed.touched().whole_slots()).sum();
         let round_ms = sources.iter().map(|source| source.round_ms).max().unwrap_or(0);
         SyncShown {

@@ -33,7 +33,7 @@ pub(super) struct Syncer {
     pub(super) sources: Vec<Source>,
     /// Slots to be reconciled.
     pub(super) suspects: SlotSet,
-    /// The topologies by which slots that moved are found.
+    /// The topologies that show which slots moved.
     pub(super) seen: (Arc<Topology>, Arc<Topology>),
     pub(super) reconciled_slots: u64,
     pub(super) back: Option<Back>,
@@ -48,7 +48,7 @@ pub(super) struct Syncer {
 }
 
 impl Syncer {
-    /// One round of all primaries at the same time. What came of it is what came of the worst.
+    /// One round of all primaries at the same time. Its result is the worst of theirs.
     pub(super) async fn rounds(&mut self) -> Result<Round> {
         let round = |mut source: Source| async move {
             let outcome = source.round(true).await;
@@ -124,7 +124,7 @@ impl Syncer {
         Ok(true)
     }
 
-    /// All that has to be gone through again: what was found before, and what has come to it since.
+    /// All that has to be gone through again: what was found before, and what was added since.
     pub(super) fn all_suspects(&self) -> SlotSet {
         self.suspects.union(&self.shared.suspects.all())
     }

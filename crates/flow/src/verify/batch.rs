@@ -29,7 +29,7 @@ const SMALL_BYTES: u64 = 16 << 10;
 /// A hash with more fields is not looked into for whether all of them are due.
 const DUE_FIELDS_MAX: u64 = 1_000;
 
-/// How often a key that changes while it is compared is looked at.
+/// How often a key that changes while it is compared is read.
 const TRIES_MAX: u32 = 5;
 
 impl Pair {
@@ -57,7 +57,7 @@ impl Pair {
         Ok(cases)
     }
 
-    /// As [`Pair::compare`]. What changes while it is compared is looked at again, some times.
+    /// As [`Pair::compare`]. A key that changes while it is compared is compared again, a few times.
     ///
     /// # Errors
     /// As [`Pair::compare`].

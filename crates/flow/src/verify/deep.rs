@@ -143,7 +143,7 @@ fn digest(name: &[u8], value: &[u8]) -> u64 {
 
 impl Pair {
     /// A hash, a set or a sorted set: every element of the source is looked up on the target. With equal
-    /// cardinalities that is all; else the other way round as well.
+    /// cardinalities that is enough; else the other way round as well.
     pub(super) async fn unordered(&mut self, case: &mut Case) -> Result<(), Fault> {
         let Some(kind) = case.kind.clone() else { return Ok(()) };
         let (source_count, target_count) = self.counts(case, cardinality_command(Some(&kind))).await?;

@@ -16,8 +16,8 @@
 //! - `report` is what comes out;
 //! - `resume` writes down how far it is.
 //!
-//! **Architecture invariant:** nothing here shares code with the transfer of keys, but for the scan that
-//! lists names. A mistake there cannot hide here.
+//! **Architecture invariant:** nothing here shares code with the transfer of keys, except the scan that lists
+//! names. A mistake there cannot hide here.
 
 mod batch;
 mod case;

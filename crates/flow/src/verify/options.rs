@@ -54,8 +54,8 @@ impl Scope {
 /// How long a key that looks different gets to settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settle {
-    /// How often it is looked at again at most. With 0, the first look decides, which suits sides that no
-    /// client writes to.
+    /// How often a difference is checked again at most. With 0, the first look decides, which suits sides
+    /// that no client writes to.
     pub rounds: u32,
     /// The pause before the first time. Each further one is longer by as much.
     pub pause_ms: u64,

@@ -209,7 +209,7 @@ pub(super) struct Ledger {
     differences_max: usize,
     differences_cut: bool,
     unstable_keys: Vec<String>,
-    /// Not written down: in a verification that was gone on with, a key that `SCAN` named before as well may
+    /// Not written down: in a verification that was continued, a key that `SCAN` named before as well may
     /// count twice.
     #[serde(skip)]
     seen: HashSet<u128>,
