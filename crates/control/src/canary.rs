@@ -188,7 +188,7 @@ struct Client {
 }
 
 impl Client {
-    /// One request within its bound; false if no answer was to be had.
+    /// One request within its bound; false if there was no answer.
     async fn is_answered(&mut self, slot: Slot, seen: &mut CanaryReport) -> bool {
         let is_answered = match self.node.as_ref().map(|node| node.within) {
             Some(within) => timeout(within, self.ask(slot, seen)).await.is_ok_and(|answer| answer.is_ok()),

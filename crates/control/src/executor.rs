@@ -207,7 +207,7 @@ impl Executor {
         put_back(&self.deployment, &std::mem::take(&mut self.sheltered)).await;
     }
 
-    /// The job was written down, which took so long.
+    /// The job was written down, which took this long.
     pub(crate) fn note_write(&mut self, took: Duration) {
         self.write_took = (self.write_took + took) / 2;
     }
@@ -675,7 +675,7 @@ impl Executor {
             // them back, not even that of a journal. What a process that dies in between leaves is looked
             // into as after any fence.
             let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused, not_after_ms).await?;
-            // What came of the takeover is for the next effect to say: that the fence held is known.
+            // The next effect reports the result of the takeover: that the fence held is known.
             self.taken = fenced.held.then(|| (slots.clone(), taken));
             fenced
         } else {
@@ -709,7 +709,7 @@ impl Executor {
     }
 
     async fn observe(&mut self, slots: &SlotSet, after_ms: u64) -> Done {
-        // Also while the job is being cancelled: what is looked for needs its time to come about.
+        // Also while the job is being cancelled: the awaited state takes its time.
         tokio::time::sleep(Duration::from_millis(after_ms)).await;
         self.forget_links();
         let (source, target) = self.between.clone().ok_or_else(no_nodes)?;

@@ -58,7 +58,7 @@ pub struct Record {
     /// A node that does not answer, as the job last looked.
     #[serde(default)]
     pub silent: Option<Silence>,
-    /// Why the servers' own migration was left, by which the job was begun.
+    /// Why the servers' own migration, which began the job, was left.
     #[serde(default)]
     pub fell_back: Option<String>,
     /// What its user calls it.
@@ -375,8 +375,8 @@ async fn keep(record: &Record, journal: &Journal, view: &View, cancel: &Cancella
 }
 
 /// Whether stopping here would leave slots without an owner, or writers paused: then the job goes on,
-/// although it cannot be written down. Should the process die as well, what is on disk says `fencing`, or
-/// later, and resuming from there begins with a look at what is true.
+/// although it cannot be written down. If the process dies as well, what is on disk says `fencing`, or later,
+/// and resuming from there begins with a look at what is true.
 fn must_go_on(phase: &Phase) -> bool {
     match phase {
         Phase::TakingOver { .. } | Phase::Releasing | Phase::Confirming | Phase::GivingBack { .. } => true,

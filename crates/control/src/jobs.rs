@@ -30,7 +30,7 @@ const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 /// How often to check whether it has.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
-/// How often it is looked for more events.
+/// How often to look for more events.
 const EVENTS_PERIOD: Duration = Duration::from_millis(500);
 
 /// What is said of a sync that was cancelled after a cutover of it was interrupted.
@@ -455,7 +455,7 @@ impl Jobs {
     }
 }
 
-/// Opens the cluster of a job: at the address that the user gives, else at the one by which it was reached
+/// Opens the cluster of a job: at the address that the user gives, else at the one at which it was reached
 /// when the job was made, else at any of the primaries that it had then.
 ///
 /// # Errors

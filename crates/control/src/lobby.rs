@@ -20,7 +20,7 @@ const GUESSES_FREE: u32 = 3;
 const GUESS_PAUSE: Duration = Duration::from_millis(200);
 const GUESS_PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// An address that has not been wrong for so long is like any other.
+/// An address that has not been wrong for this long is like any other.
 const GUESSES_LAST: Duration = Duration::from_secs(60);
 
 /// Addresses that are remembered. Of more the one is forgotten that was wrong longest ago.
@@ -129,7 +129,7 @@ impl Drop for Waiting {
 pub struct Guesses(Mutex<HashMap<IpAddr, (u32, Instant)>>);
 
 impl Guesses {
-    /// How long an address has to wait before its next password is looked at.
+    /// How long an address has to wait before its next password is checked.
     pub fn pause(&self, ip: IpAddr, now: Instant) -> Duration {
         let guesses = self.0.lock();
         let (count, last) = guesses.get(&origin(ip)).copied().unwrap_or((0, now));

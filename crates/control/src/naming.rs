@@ -96,9 +96,9 @@ pub struct Between<'a> {
     pub source: &'a Endpoint,
     /// Where they go.
     pub target: &'a Endpoint,
-    /// Patterns of which a key must match one, if there are any.
+    /// Patterns; a key must match one, if there are any.
     pub matches: &'a [String],
-    /// Patterns of which a key may match none.
+    /// Patterns; a key must match none.
     pub exclude: &'a [String],
     /// All slots if none are named.
     pub slots: Option<&'a SlotSet>,

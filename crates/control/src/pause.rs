@@ -1,7 +1,7 @@
 //! How long a pause a handover needs: what its plan says, and what its check goes by.
 //!
 //! Under the pause nothing is sent before the answer to what came before it, so a pause is made of round
-//! trips, and of what the servers do in one go. Both are known beforehand; what writers leave to transfer is
+//! trips, and of what the servers do in one go. Both are known in advance; what writers leave to transfer is
 //! not.
 //!
 //! **The longest pause is a promise.** From the fence on, going ahead is the shortest way. So the time of the
@@ -62,7 +62,7 @@ const WRITES_MAX_MS: u64 = 20;
 pub struct PauseNeed {
     /// A round trip to the farther one of the two nodes.
     pub round_trip: Duration,
-    /// All of it, were there no writers, in milliseconds.
+    /// All of it without writers, in milliseconds.
     pub least_ms: u64,
     /// What comes after the drain, in milliseconds, with what stalls on the way.
     pub after_drain_ms: u64,
@@ -149,7 +149,7 @@ impl PauseNeed {
         Ok(need)
     }
 
-    /// With keys to transfer, but for the time that these take by their number, in milliseconds.
+    /// With keys to transfer, except the time that these take by their number, in milliseconds.
     pub fn beside_writers_ms(&self) -> u64 {
         self.least_ms + (self.round_trip.as_secs_f64() * 1_000.0 * f64::from(TRANSFER_TRIPS)) as u64
     }

@@ -10,7 +10,7 @@ use crate::again;
 use crate::naming::{JobName, job_of};
 use crate::store::{Kind, Store};
 
-/// A verification that can be gone on with.
+/// A verification that can be continued.
 #[derive(Debug)]
 pub struct VerifyRecord {
     /// How far it is.
@@ -25,7 +25,7 @@ pub struct VerifyRecord {
 
 impl VerifyRecord {
     /// That of a verification with this description, which its user may have `given` a name. `None` if
-    /// another process makes the same comparison: only one of the two can be gone on with.
+    /// another process makes the same comparison: only one of the two can be continued.
     ///
     /// # Errors
     /// `Options` if the given name is taken, or what is to be resumed is another one; `Own` if the folder

@@ -86,7 +86,7 @@ impl Submitted {
     }
 }
 
-/// A daemon, to which a new connection is made when one breaks.
+/// A daemon; when a connection to it breaks, a new one is made.
 #[derive(Debug)]
 pub struct DaemonClient {
     endpoint: Arc<Endpoint>,

@@ -15,7 +15,7 @@ use super::shown::Shown;
 use crate::fleet::news::{describe, news};
 use crate::fleet::{Fleet, FleetStatus, Role};
 
-/// How often it is looked which jobs have begun and which have ended.
+/// How often to check which jobs have begun and which have ended.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
 /// What a person may know of a job's way.
@@ -96,7 +96,7 @@ impl Log {
                     news(&before, status).iter().for_each(|(text, json)| (self.print_line)(text, json));
                     before = status.clone();
                 }
-                // A coordinator that stands by knows nothing of it.
+                // A coordinator that stands by does not know it.
                 self.shown.set_fleet(status);
             }
             if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {

@@ -67,11 +67,11 @@ pub struct DaemonOptions {
     pub connections_max: usize,
     /// The longest command. Before login it is 16 KiB.
     pub request_bytes_max: u64,
-    /// A connection that says nothing for so long is closed.
+    /// A connection that says nothing for this long is closed.
     pub idle_timeout_ms: u64,
     /// A connection that has not logged in by then is closed.
     pub login_timeout_ms: u64,
-    /// A connection that takes in nothing of a reply for so long is closed.
+    /// A connection that takes in nothing of a reply for this long is closed.
     pub write_timeout_ms: u64,
 }
 

@@ -30,7 +30,7 @@ impl Shown {
         *self.unreachable.lock() = primaries;
     }
 
-    /// The fleet stands so now; a coordinator that stands by knows nothing of it.
+    /// The present state of the fleet; a coordinator that stands by does not know it.
     pub fn set_fleet(&self, fleet: Option<FleetStatus>) {
         *self.fleet.lock() = fleet;
     }

@@ -150,8 +150,8 @@ impl Executor {
     /// then why the pause is given up if it lasts too long.
     ///
     /// A migration of the servers' own does not touch our slots, since those are marked; but it pauses writes
-    /// and changes epochs. A replica of the target that gets all keys anew lacks those that were copied: were
-    /// it promoted after the handover, they would be lost, as the source has removed its own by then.
+    /// and changes epochs. A replica of the target that gets all keys anew lacks those that were copied: if
+    /// it were promoted after the handover, they would be lost, as the source has removed its own by then.
     async fn in_the_way(&mut self) -> Result<Option<(String, Why)>, Trouble> {
         let handover = self.handover().await?;
         let natives = handover.native_migrations().await?.join(", ");

@@ -17,7 +17,7 @@ use super::{Executor, Trouble, because, reason_of};
 use crate::clock::now_s;
 use crate::progress::JobProgress;
 
-/// After how long it is said why a feed is not attached yet, and how often that is looked at again.
+/// How long until the reason is given why a feed is not attached yet, and how often that is checked again.
 const HOLDUP_EVERY: Duration = Duration::from_millis(700);
 
 /// How long a node may take to say which nodes it has lost: nothing is undone meanwhile.

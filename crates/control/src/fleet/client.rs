@@ -55,7 +55,7 @@ impl Goal {
     }
 }
 
-/// The coordinator that leads, which is looked for anew when it is not reached or does not lead any more.
+/// The coordinator that leads, which is searched again when it is not reached or does not lead any more.
 #[derive(Debug)]
 pub struct CoordinatorClient {
     endpoints: Vec<Arc<Endpoint>>,

@@ -4,7 +4,7 @@
 //!
 //! - Those that only notify are what differs between one standing of the job and the next, as its events are
 //!   in [`store`](crate::store). They wait in a queue, which is bounded, and are run beside the job, one
-//!   after the other. What comes of them is noted among the events of the job, and changes nothing.
+//!   after the other. Their results are noted among the events of the job, and change nothing.
 //! - Those that a cutover waits for are run by it at their exact moment: see
 //!   [`whimbrel_flow::sync::Hooks`].
 //!
@@ -49,7 +49,7 @@ const FRONT_DONE: &str = "done";
 /// Events that wait for their hooks; those of further ones are not run.
 const QUEUE_MAX: usize = 32;
 
-/// How often it is looked at a job that moves slots.
+/// How often to look at a job that moves slots.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// Characters of the last line that a command printed, as they are shown with its failure.

@@ -281,7 +281,7 @@ mod tests {
     /// Far more than any of these takes on a busy machine.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Quick enough for a test; a try may take long, but for those that hang.
+    /// Quick enough for a test; a try may take long, unless it hangs.
     const QUICK: Pace = Pace { try_within: LIMIT, first_pause: Duration::from_millis(5) };
 
     /// What the server does with a connection.

@@ -45,7 +45,7 @@ pub struct Plan {
     /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
     /// milliseconds; `None` if nothing does.
     pub native_stall_ms: Option<u64>,
-    /// What a handover takes of that were there no writers.
+    /// What a handover takes of that without writers.
     pub need: PauseNeed,
     rate_keys: Option<u64>,
     rate_bytes: Option<u64>,

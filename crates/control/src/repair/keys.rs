@@ -231,7 +231,7 @@ pub async fn empty_slot_of_replica(primary: &mut Link, replica: &mut Link, slot:
     for keys in slot_keys::all_names(replica, slot, count).await?.chunks(BATCH_KEYS) {
         for key in keys {
             primary.push(&[b"ASKING"]);
-            // A key that the primary has after all is none of our business, and is not touched.
+            // A key that the primary has after all is not ours, and is not touched.
             primary.push(&[b"SET", key, b"", b"NX", b"PX", b"60000"]);
         }
         primary.flush().await?;

@@ -148,7 +148,7 @@ pub fn refuse_if_busy(deployment: &Deployment, survey: &Survey, own_name: &str) 
     }
 }
 
-/// Connections by which others see that a job is running. They last as long as they are held.
+/// Connections that show others that a job is running. They last as long as they are held.
 ///
 /// # Errors
 /// When a node does not answer.

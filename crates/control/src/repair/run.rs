@@ -430,7 +430,7 @@ impl<'a> Repairer<'a> {
         Ok(tally)
     }
 
-    /// Does something while `holder` imports `slots` from `owner`: only so it takes commands for them, and
+    /// Does something while `holder` imports `slots` from `owner`: only then it takes commands for them, and
     /// its replicas with it. The marks are cleared whatever comes of it.
     async fn opened<T>(
         &self,

@@ -39,8 +39,8 @@ const END_MS: u64 = 30_000;
 /// How often others are shown how the job stands, at most.
 const PUBLISH_PERIOD: Duration = Duration::from_millis(200);
 
-/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
-/// servers, or the next try, see to the rest.
+/// A job that is not an external one, as it is written down: only the goal, since the servers, or the next
+/// try, take care of the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlainRecord {
     /// The cluster, as `HOST:PORT`, without credentials.
@@ -103,7 +103,7 @@ impl PlainRecord {
             slots: self.slots.to_string(),
             moved: moved.to_string(),
             keys: self.keys,
-            // Neither the servers nor the classic way say so before a slot is there.
+            // Neither the servers nor the classic way report it before a slot is there.
             keys_moved: if *moved == self.slots { self.keys } else { 0 },
             method: self.method.name().to_owned(),
             phase: phase.to_string(),
@@ -178,7 +178,7 @@ struct Failure {
     error: Error,
 }
 
-/// What came of it, or how it goes on.
+/// Its result, or how it goes on.
 enum Came {
     Moved(Moved),
     Failed(Failure),

@@ -79,7 +79,7 @@ impl Method {
 pub struct Settings {
     /// How slots move.
     pub method: Method,
-    /// What external jobs may do, but for the longest pause.
+    /// What external jobs may do, except the longest pause.
     pub rules: Rules,
     /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need, if
     /// it is `None`.

@@ -26,8 +26,8 @@ use crate::clock::now_s;
 use crate::hooks::JobHooks;
 use crate::store::{Kind, Status, Store};
 
-/// How long a server may be silent before a cutover is given up that has not begun; and how often that is
-/// looked at.
+/// How long a server may be silent before a cutover that has not begun is given up; and how often that is
+/// checked.
 const SILENT_MS_MAX: u64 = 30_000;
 const SILENCE_POLL: Duration = Duration::from_secs(1);
 
@@ -306,7 +306,7 @@ impl Steered for LocalJob {
                     return Err(Refusal::unsupported("only a sync can be cut over"));
                 };
                 let stood = self.schedule.order(store, id, scheduled)?;
-                // Should this process die now, others see it all the same.
+                // If this process dies now, others see it all the same.
                 store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
                 Ok(stood.into())
             }

@@ -137,7 +137,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Has a job `cut_over` when that is due by how it `stands`. What comes of it is an event of the job.
+    /// Has a job `cut_over` when that is due by how it `stands`. Its result is an event of the job.
     pub(super) async fn carry_out(
         &self,
         (store, id): (&Store, &str),

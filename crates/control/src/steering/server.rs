@@ -300,7 +300,7 @@ mod tests {
         assert!(running.job.begun.lock().is_empty());
         let (path, job) = (running.path.clone(), running.job.clone());
         let call = Call { socket: &path, request: Request::Pause, within: PATIENCE };
-        // It is heard of before it is done.
+        // It is reported before it is done.
         let answer = call.make(&CancellationToken::new(), |_| job.may_go_on.notify_one()).await;
         assert_eq!(answer.expect("it answers").outcome, Ok(json!("done")));
         assert_eq!(*running.job.begun.lock(), [Request::Pause]);

@@ -368,7 +368,7 @@ impl Store {
         serde_json::from_str(&std::fs::read_to_string(self.path(id, "report")).ok()?).ok()
     }
 
-    /// Writes down a cutover that was ordered for later; `None` if none is, or no more.
+    /// Writes down a cutover that was ordered for later; `None` if none is ordered, or none any more.
     ///
     /// # Errors
     /// Whatever the file system reports.
@@ -744,7 +744,7 @@ mod tests {
         assert_eq!(find("sync-1").as_deref(), Some("sync-1"), "the one that is there comes first");
     }
 
-    /// One whose process was killed is listed while there is something to go on with.
+    /// A job whose process was killed is listed while there is something to continue.
     #[test]
     fn a_copy_without_its_journal_is_over() {
         let (folder, store) = store();

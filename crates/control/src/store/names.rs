@@ -17,8 +17,8 @@ const LISTED_WITHIN: Duration = Duration::from_secs(5);
 const TRIED_EVERY: Duration = Duration::from_millis(20);
 
 impl Store {
-    /// Refuses names that belong to jobs that have not ended, but for the job `own`, and those that jobs have
-    /// of themselves.
+    /// Refuses names that belong to jobs that have not ended, except the job `own`, and names that jobs have
+    /// by default.
     ///
     /// # Errors
     /// `Options`, in a line that names the job; `Own` if the folder cannot be read.
