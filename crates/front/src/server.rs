@@ -30,7 +30,7 @@ use crate::upstream::shared::SharedConnections;
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// After so long without a word a client is probed, as `tcp-keepalive` of the servers has it.
+/// A client that is silent for this long is probed, as with the servers' `tcp-keepalive`.
 const KEEPALIVE: Duration = Duration::from_secs(300);
 
 /// How long clients whose requests are under way may keep a front that ends: for what a request waits for
@@ -189,7 +189,7 @@ impl Front {
         sessions.shutdown().await;
     }
 
-    /// Lets clients in until `stop`, and listens no more then. Returns those that are there.
+    /// Lets clients in until `stop`, and then stops listening. Returns those that are there.
     async fn let_in(self, stop: CancellationToken) -> JoinSet<()> {
         let permits = Arc::new(Semaphore::new(self.options.clients_max));
         let mut sessions = JoinSet::new();
@@ -247,7 +247,7 @@ async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Accept
     let limit = Duration::from_millis(shared.connect_timeout_ms);
     let accepted = tokio::select! {
         accepted = timeout(limit, tls.accept(stream)) => accepted,
-        // Nothing of it is under way, but for what may be on its way to us.
+        // Nothing of it is under way, except what may be on its way to us.
         () = async { shared.ending.wakes().await; sleep(ARRIVAL).await } => return,
     };
     match accepted {
@@ -262,8 +262,7 @@ async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Accept
     }
 }
 
-/// No delay, and the probes by which a client is noticed that vanished without a word: the server cannot see
-/// it.
+/// No delay, and the probes that notice a client that vanished silently: the server cannot see it.
 fn set_options(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3).with_retries(3);

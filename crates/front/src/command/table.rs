@@ -52,7 +52,7 @@ impl Row {
         Row { face: Some(rule), ..self }
     }
 
-    /// What is said of it before keys move.
+    /// What is said about it before keys move.
     pub(crate) fn handling(&self) -> Handling {
         self.plain.unwrap_or(Handling::Passed)
     }

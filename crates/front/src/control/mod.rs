@@ -161,7 +161,7 @@ impl Front {
                 let found = Upstream::find(&from, link).await?;
                 (found.upstream, found.facts, Stages::forwarding())
             }
-            // What keys moved from is needed no more, and may be gone.
+            // The server that keys moved from is not needed any more, and may be gone.
             Phase::Done => {
                 let found = Upstream::find(&to, link).await?;
                 let (upstream, facts) = (found.upstream.clone(), found.facts.clone());
@@ -298,8 +298,8 @@ impl Control {
         Ok(())
     }
 
-    /// Has the background move no more keys, or again. Commands move their keys in any case. It is so for the
-    /// process that goes on after this one, too.
+    /// Stops the background from moving keys, or lets it go on. Commands move their keys in any case. It is
+    /// so for the process that goes on after this one, too.
     ///
     /// # Errors
     /// `Options` if no keys move; `Own` if that cannot be written down: then it is so for this process.
@@ -538,9 +538,9 @@ async fn keyspace(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     Ok((keys, other))
 }
 
-/// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that
-/// they have seen the end of: cursors of `SCAN` that the source gave go on at the start of the target. The
-/// source is not asked for anything, ever.
+/// For a front that is run again when all keys have moved. To sessions it looks as after a move whose end
+/// they have seen: cursors of `SCAN` that the source gave go on at the start of the target. The source is not
+/// asked for anything, ever.
 async fn when_done(
     source: &Arc<Endpoint>,
     target: Found,

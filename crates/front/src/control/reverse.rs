@@ -19,7 +19,7 @@ use crate::migrate::state::{MigrationState, Ready, Servers};
 /// How long moves may take to come to their end, if commands would wait longer for them.
 const ENDED_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long the filter may take that is being made anew.
+/// How long making the filter anew may take.
 const REBUILT_WITHIN: Duration = Duration::from_secs(60);
 
 /// Between two looks at whether it is there.
@@ -99,7 +99,7 @@ impl Control {
             }
             return Err(error);
         }
-        // Those that move large keys have gone on, on new connections. What they have left in them must not
+        // Workers that move large keys have gone on, on new connections. What they have left in them must not
         // come late: a copy of a key that is deleted from here on.
         tasks.workers.shutdown().await;
         while let Err(error) = close_others(&next).await {

@@ -27,7 +27,7 @@ use crate::upstream::cluster::Cluster;
 /// A fleet has at most this many partitions if fronts are to join it: no slot is in two of them.
 pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;
 
-/// While the table changes all the time, what clients are shown is made anew no more often.
+/// While the table changes all the time, what clients are shown is not made again more often.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(20);
 
 /// How often to check whether there is a lease again.
@@ -42,7 +42,8 @@ const LINGER_MAX: Duration = Duration::from_secs(10);
 /// This many connections may wait to be let go of.
 const LET_GO_MAX: usize = 1 << 10;
 
-/// While partitions are sealed all the time, connections on which something waits hear of it no more often.
+/// While partitions are sealed all the time, connections on which something waits do not hear of it more
+/// often.
 const SEAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// The first digits of the names of members, "whimbrel"; the last ones are the member's number.
@@ -112,8 +113,7 @@ impl Gate {
         }
     }
 
-    /// From now on requests that wait for something to happen keep their slots. Those of before are to be
-    /// ended.
+    /// From now on requests that wait for something to happen keep their slots. Earlier ones are to be ended.
     pub(crate) fn pin_waits(&self) {
         if self.waits.pin() {
             self.notify_seals();

@@ -44,7 +44,7 @@ const SWEPT_AT_ONCE: usize = 512;
 /// This many connections are kept to one node: as many as moves go on at once.
 const LINKS_MAX: usize = 32;
 
-/// A connection that was not used for so long may have been closed at the other side.
+/// A connection that was not used for this long may have been closed at the other side.
 const LINK_LASTS: Duration = Duration::from_secs(10);
 
 /// See the module. Clones are the same.

@@ -9,7 +9,7 @@
 //! removed. No client can have written to either copy in between, so what the target has is that state, or
 //! what clients have made of it since: it is written only if it is absent, and the source's copy is removed.
 //! If neither a crash nor a failed attempt can have left it, something else has written to a key that was not
-//! home: then both stay. Why nothing is lost by that is shown in `docs/design/front.md`.
+//! home: then both stay. Why that loses nothing is shown in `docs/design/front.md`.
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Error, Result};
@@ -109,8 +109,8 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
     Ok(Carried::Arrived)
 }
 
-/// Moves keys that travel in one piece, and says of each what came of it. The caller bounds how many they
-/// are, and how large.
+/// Moves keys that travel in one piece, and returns the result of each. The caller bounds how many they are,
+/// and how large.
 ///
 /// # Errors
 /// Whatever a link reports. Then it is not known of any key which of the three steps were carried out.

@@ -76,7 +76,7 @@ impl Filter {
         layers.iter().any(|layer| layer.contains(hash))
     }
 
-    /// How many keys were put in, but for those that were taken for another.
+    /// How many keys were put in, except those that were mistaken for another.
     pub fn keys(&self) -> u64 {
         let layers = self.layers.read();
         layers.iter().map(|layer| layer.keys.load(Ordering::Relaxed)).sum()

@@ -9,7 +9,7 @@
 //!
 //! **Invariant:** a hold is ended by one of the three, once. A switch names the number of the hold, and gets
 //! what is to be switched to only from the hold of this number, within its time. So clients that have been
-//! let go are never taken for clients that are held. No number comes twice, also not in another process.
+//! let go are never mistaken for clients that are held. No number comes twice, also not in another process.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;

@@ -49,7 +49,7 @@ pub(crate) fn resume(cursor: &[u8], reversals: u32, is_done: bool) -> Option<(Sc
     let is_present = (cursor & TURN) >> TURN_SHIFT == u64::from(reversals);
     match cursor & TARGET_PHASE {
         TARGET_PHASE if is_present => Some((at(Side::Target), cursor & !(TARGET_PHASE | TURN))),
-        // The source is empty: what it had is at the target, which has not been gone through.
+        // The source is empty: what it had is at the target, which has not been iterated yet.
         _ if is_done => Some((at(Side::Target), 0)),
         0 if is_present => Some((at(Side::Source), cursor & !TURN)),
         // Keys have moved the other way since, past this cursor or not: it begins anew.

@@ -17,7 +17,7 @@ use crate::migrate::direction::REVERSALS_MAX;
 /// What the only document of the file is called.
 const DOCUMENT: &str = "state";
 
-/// The form of the file. Another one is refused, but for [`FORMAT_WITHOUT_REVERSALS`].
+/// The form of the file. Another one is refused, except [`FORMAT_WITHOUT_REVERSALS`].
 const FORMAT: u32 = 2;
 
 /// A front that wrote this knew no way back.
@@ -153,7 +153,7 @@ impl StateFile {
         self.write(&mut self.last.lock(), Kept { stand, paused })
     }
 
-    /// Writes down that the background is paused, or no more.
+    /// Writes down that the background is paused, or not any more.
     ///
     /// # Errors
     /// `Own` if it cannot be written.

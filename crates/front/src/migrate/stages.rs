@@ -118,8 +118,8 @@ impl Stages {
         self.stage().migration.clone()
     }
 
-    /// From here on new sessions wait for `migration`. Returns when no session of before talks to a server
-    /// any more.
+    /// From here on new sessions wait for `migration`. Returns when no earlier session talks to a server any
+    /// more.
     pub(crate) async fn begin(&self, migration: Arc<MigrationState>) {
         let before = self.go_on(Some(migration));
         // A session that comes to rest goes on at once.

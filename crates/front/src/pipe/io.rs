@@ -13,7 +13,7 @@ use tokio_util::io::poll_write_buf;
 /// How much is read at once.
 pub(crate) const READ_BYTES: usize = 64 << 10;
 
-/// A side that has not taken in so much is sent no more, and the other side is not read from.
+/// If a side has this much not taken in, it is sent no more, and the other side is not read.
 pub(crate) const OUT_BYTES_MAX: usize = 256 << 10;
 
 /// A client that has not taken in a reply for this long is disconnected if it keeps something else from

@@ -59,7 +59,7 @@ pub struct Counts {
     pub accepted: AtomicU64,
     /// Clients that were turned away, as there were too many.
     pub turned_away: AtomicU64,
-    /// Clients that did not come to terms about TLS.
+    /// Clients whose TLS handshake failed.
     pub no_tls: AtomicU64,
     /// Clients whose server could not be reached.
     pub unreachable: AtomicU64,

@@ -239,7 +239,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         self.way = Some(way);
     }
 
-    /// Gives up a parked connection of the client's own that the server has closed: it is made anew when it
+    /// Gives up a parked connection of the client's own that the server has closed: a new one is made when it
     /// is needed.
     fn watch_parked(&mut self, cx: &mut Context<'_>) {
         if matches!(self.session.mode, Mode::Sharing(..))

@@ -11,7 +11,7 @@ use crate::face::Question;
 use crate::pipe::frame::{as_array, refusal};
 
 impl Session {
-    /// Takes requests out of the inbox for as long as there is room for what comes of them.
+    /// Takes requests out of the inbox for as long as there is room for what they lead to.
     pub(super) fn take_requests(&mut self) -> bool {
         let mut taken = 0;
         // The start of the requests that are to be passed on as they are.

@@ -49,7 +49,7 @@ impl Wire {
         Wire { kind, to, asked: 0, from, is_shut: false }
     }
 
-    /// Nothing has been sent that is not answered, but for what the caller knows of.
+    /// All that was sent is answered, except what the caller knows about.
     pub(super) fn is_idle(&self) -> bool {
         self.to.is_empty() && self.from.is_empty() && self.from.is_between()
     }

@@ -39,7 +39,7 @@ pub(super) enum Settled {
     Refuse(Vec<u8>),
 }
 
-/// What came of looking at the first request.
+/// What to do with the first request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Something was taken, or changed.

@@ -67,8 +67,8 @@ impl Session {
         matches!(&self.mode, Mode::Moving(moving) if Arc::ptr_eq(&moving.migration, migration))
     }
 
-    /// Goes on between two servers, as keys move from now on. The driver has let go of those of before, and
-    /// connects anew.
+    /// Goes on between two servers, as keys move from now on. The driver has let go of the earlier
+    /// connections, and connects again.
     pub(super) fn go_over(&mut self, moving: Moving) {
         self.is_called = false;
         self.link = Link::Connecting;
@@ -80,7 +80,7 @@ impl Session {
         self.mode = Mode::Moving(Box::new(moving));
     }
 
-    /// Goes on as it is: keys could not begin to move after all, or clients are held no more.
+    /// Goes on as it is: keys could not begin to move after all, or clients are no longer held.
     pub(super) fn stay(&mut self) {
         self.is_called = false;
     }

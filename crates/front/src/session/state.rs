@@ -311,7 +311,7 @@ impl Session {
 
     // ---- In between ----
 
-    /// Takes requests out of the inbox for as long as there is room for what comes of them; true if anything
+    /// Takes requests out of the inbox for as long as there is room for what they lead to; true if anything
     /// was taken, or the client leaves.
     pub(super) fn take(&mut self) -> bool {
         let (taken, is_held_up) = match self.mode {

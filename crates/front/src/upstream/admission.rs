@@ -137,7 +137,7 @@ impl Waits {
         self.are_pinned.load(Ordering::SeqCst)
     }
 
-    /// From now on requests that wait keep their slots. True the first time; those of before are to be ended
+    /// From now on requests that wait keep their slots. True the first time; earlier requests are to be ended
     /// then.
     pub(crate) fn pin(&self) -> bool {
         !self.are_pinned.swap(true, Ordering::SeqCst)

@@ -69,7 +69,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long clients may keep others waiting with replies that they do not take.
 const STALL: Duration = Duration::from_secs(1);
 
-/// A connection from which nothing has come for so long, though something is due, gets no further clients.
+/// A connection from which nothing has come for this long, though something is due, gets no further clients.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// After a stall it takes this many times as long until there may be another that is as long.
@@ -139,7 +139,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Whether further clients may use it. The connection may be dead without a word.
+    /// Whether further clients may use it. The connection may have died silently.
     fn is_usable(&self) -> bool {
         !self.is_closed && self.silent_since.is_none_or(|since| since.elapsed() < SILENCE_MAX)
     }
@@ -390,7 +390,7 @@ impl Handle {
         if into.is_empty() && bytes <= OUT_BYTES_MAX {
             *into = std::mem::take(&mut replies.from);
         } else {
-            // Not more than that: what is taken counts no more, and is held all the same.
+            // Not more than that: what is taken does not count any more, but is still held.
             let part = bytes.min(OUT_BYTES_MAX);
             into.extend_from_slice(&replies.from[..part]);
             replies.from.advance(part);
@@ -425,7 +425,7 @@ impl ReplySink {
         is_full
     }
 
-    /// Whether what is held is no more than may be. The pool lends what is lacking, if it has that.
+    /// Whether no more is held than allowed. The pool lends what is lacking, if it has that.
     fn has_room(&self, replies: &mut Replies) -> bool {
         let lacking = replies.from.len().saturating_sub(SINK_BYTES_MAX + replies.borrowed);
         if lacking == 0 {

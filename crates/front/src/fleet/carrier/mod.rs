@@ -48,7 +48,7 @@ pub struct Carried {
     pub bytes: u64,
     /// Keys that had expired before they were read.
     pub expired: u64,
-    /// Keys that were there of an earlier attempt, and were removed first.
+    /// Keys of an earlier attempt that were there, and were removed first.
     pub cleared: u64,
 }
 
@@ -59,8 +59,8 @@ pub struct Carried {
 /// and three to the other.
 ///
 /// # Errors
-/// See [`Refusal`]. What `from` has is never touched but for its fence; what was written to `to` stays there
-/// until the next attempt removes it.
+/// See [`Refusal`]. What `from` has is never touched, except for its fence; what was written to `to` stays
+/// there until the next attempt removes it.
 pub async fn carry_slot(
     from: &mut Link,
     to: &mut Link,
@@ -91,7 +91,7 @@ pub async fn carry_slot(
     Ok(copy.carried)
 }
 
-/// Removes all keys of a slot at a node that owns it, but for the fence, which it takes first. How many there
+/// Removes all keys of a slot at a node that owns it, except the fence, which it takes first. How many there
 /// were.
 ///
 /// # Errors
@@ -211,7 +211,7 @@ impl Copying<'_> {
     }
 }
 
-/// Sees that both sides have what was read, but for what has expired, and nothing else, and that both fences
+/// Sees that both sides have what was read, except what has expired, and nothing else, and that both fences
 /// are still the same.
 async fn verify(
     from: &mut Link,

@@ -95,7 +95,7 @@ pub(super) async fn read_left(link: &mut Link, hold: &SlotClaim, most: u64) -> R
 }
 
 /// Queues two commands, for [`read_names`]. If a node does not own a slot, or is giving it to another node,
-/// it lists not all of its names, and does not say so. So it is asked for a key afterwards: then it
+/// it does not list all of its names, and does not say so. So it is asked for a key afterwards: then it
 /// redirects.
 fn push_names(link: &mut Link, slot: Slot, most: u64) {
     slot_keys::push_names(link, slot, most);

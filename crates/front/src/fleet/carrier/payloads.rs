@@ -15,7 +15,7 @@ use super::attempt::{Refusal, Route};
 /// Keys that are read, or written, at a time.
 pub(super) const GROUP_KEYS: usize = 256;
 
-/// Names and payloads that are read, or written, at a time, but for one key at least.
+/// Names and payloads that are read, or written, at a time, but at least one key.
 pub(super) const GROUP_BYTES: usize = 1 << 20;
 
 /// The largest payload that is held.

@@ -73,7 +73,8 @@ impl Pass {
         sum_of(&mut self.source, b"UNLINK", &staged, false).await?;
         for key in keys {
             if self.migration.is_known(&key) {
-                // Moved since the reply was made, or it has come back: then it must not be taken for the key.
+                // Moved since the reply was made, or it has come back: then it must not be mistaken for the
+                // key.
                 if self.stuck.insert(key.clone()) {
                     self.home.push(key);
                 }

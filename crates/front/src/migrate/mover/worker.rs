@@ -43,7 +43,7 @@ pub(super) const BATCH_KEYS: usize = 128;
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     keys: usize,
-    /// Values together take no more memory, but for one of them.
+    /// Values together take no more memory, except one of them.
     bytes: u64,
 }
 
@@ -66,7 +66,7 @@ enum Alone {
 /// Keys of a batch that are not moved yet.
 #[derive(Default)]
 struct Left {
-    /// To be moved together, and by which command they are read.
+    /// To be moved together, with the command that reads them.
     groups: Vec<(Fetch, Vec<Bytes>)>,
     /// To be moved alone.
     alone: Vec<Bytes>,
@@ -296,7 +296,7 @@ impl Worker {
     /// What follows from an error: `None` if the move begins again, on new connections.
     pub(super) async fn after(&mut self, error: Error, key: &[u8]) -> Option<Moved> {
         // Refused by a server. The lock may be let go only if nothing was written: a copy at the target that
-        // is not home would be taken for the key itself.
+        // is not home would be mistaken for the key itself.
         if is_final(&error) && self.is_as_before(key).await {
             let text = error.to_string();
             self.migration.set_trouble(Some(text.clone()));
@@ -318,7 +318,7 @@ impl Worker {
         let migration = self.migration.clone();
         let route = route(&migration, is_tried_again);
         let is_in_filter = !migration.is_rebuilding() && migration.may_have_arrived(key);
-        // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
+        // What the target has is home, except what a crash has left, or an attempt that failed half-way.
         if !is_tried_again && is_in_filter {
             let (_, target) = self.links().await?;
             if target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
@@ -337,7 +337,7 @@ impl Worker {
         Ok(Alone::Moved(self.outcome(key, carried)))
     }
 
-    /// The connection to the source, made anew if there is none.
+    /// The connection to the source, made again if there is none.
     pub(super) async fn source(&mut self) -> Result<&mut Link> {
         if self.source.is_none() {
             self.source = Some(self.migration.open_source().await?);

@@ -114,8 +114,8 @@ impl<A: Admission> Conn<A> {
         Ok(())
     }
 
-    /// What the client gets in place of an error by which the server says that it has let a request go.
-    /// `None`: it is another error, or was not our doing.
+    /// What the client gets in place of the server's error for a request that it has let go. `None`: it is
+    /// another error, or was not our doing.
     pub(super) fn sent_on(&self, line: &[u8]) -> Option<Vec<u8>> {
         let head = self.due.front()?;
         let is_ours = matches!(head.wait, Some(Wait::Pinned(true))) && line.starts_with(b"-UNBLOCKED");

@@ -20,7 +20,8 @@ const NODE_SHIFT: u32 = 39;
 /// floating-point numbers get along with 32 members.
 const MEMBER_SHIFT: u32 = 48;
 
-/// What a node has replied to `SCAN`, with the cursor by which the client comes back: to it, or to the next.
+/// What a node has replied to `SCAN`, with the cursor with which the client comes back: to it, or to the
+/// next.
 pub(super) fn with_cursor(map: &Map, shift: u32, node: u16, reply: &[u8]) -> Vec<u8> {
     let cursor_at = |node: u16, cursor: u64| u64::from(node) << shift | cursor;
     let cursor_for = |cursor: u64| match cursor {

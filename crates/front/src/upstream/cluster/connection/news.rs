@@ -35,8 +35,8 @@ impl FleetNews {
 /// Notifies when slots are sealed that may have requests under way.
 pub(super) struct SealNotice {
     pub(super) seals: NextNews,
-    /// Until it is looked again, whatever is reported: what was let go of may have arrived at the server
-    /// after that, and a client may do nothing.
+    /// Until the next check, whatever is reported: what was let go of may have arrived at the server after
+    /// that, and a client may do nothing.
     pub(super) again: Option<Pin<Box<Sleep>>>,
     /// The client keeps such a slot from moving.
     pub(super) stall: Option<Stall>,

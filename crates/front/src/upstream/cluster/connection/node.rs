@@ -32,7 +32,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// One to which nothing has been sent.
+    /// A node to which nothing has been sent.
     pub(super) fn new(address: Address, state: State) -> Node {
         Node {
             address,

@@ -235,7 +235,7 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Other nodes have to be sent anew what the client is.
+    /// Other nodes have to be told again what the client is.
     pub(super) fn forget_all_but(&mut self, kept: At) {
         for (number, node) in (0..).zip(&mut self.nodes) {
             if At::Node(number) != kept && node.as_ref().is_some_and(|node| node.due == 0) {
@@ -389,7 +389,8 @@ impl<A: Admission> Conn<A> {
         let is_marker = matches!(head.what, What::Marker);
         let line = format!("-CLUSTERDOWN whimbrel front: {}\r\n", one_line(&why));
         if is_marker {
-            // What is before it is no request here, and has no other answer. Nothing is heard from there.
+            // What is before it is no request here, and has no other answer. The client listens to nothing
+            // there.
             self.listening = Listening::No;
             self.to_client.add_whole(line.as_bytes());
             return self.arrived(false);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use whimbrel_fleet::Guard;
 
-/// What is queued of a transaction before it is known to which node it goes.
+/// What is queued of a transaction before its node is known.
 pub(super) const QUEUED_BYTES_MAX: usize = 1 << 20;
 
 pub(super) const CROSS_SLOT: &[u8] = b"-CROSSSLOT Keys in request don't hash to the same slot\r\n";
@@ -17,7 +17,7 @@ pub(super) const EXEC_ABORT: &[u8] = b"-EXECABORT Transaction discarded because 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Multi {
     No,
-    /// No command with keys has come yet, so it is not known to which node it goes.
+    /// No command with keys has come yet, so its node is not known.
     Open {
         queued: Vec<Bytes>,
         bytes: usize,

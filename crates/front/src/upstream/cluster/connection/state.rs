@@ -24,7 +24,7 @@ use crate::upstream::cluster::map::Map;
 use crate::upstream::cluster::nodes::{Cluster, Ids, Role};
 use crate::upstream::identity::Identity;
 
-/// While so much is kept to be sent again, no more requests are taken.
+/// While this much is kept to be sent again, no more requests are taken.
 pub(super) const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// This many requests may be under way.

@@ -26,7 +26,7 @@ const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several node
 const ONE_LISTENING: &str = "one connection can listen to one node of a cluster: use another one for this";
 
 impl<A: Admission> Conn<A> {
-    /// Takes requests for as long as there is room for what comes of them.
+    /// Takes requests for as long as there is room for what they lead to.
     pub(super) fn take(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut taken = false;
         let shared = self.sharing.iter().flat_map(|sharing| &sharing.nodes);
@@ -327,7 +327,7 @@ impl<A: Admission> Conn<A> {
             self.listening = Listening::Alone(node);
             return Ok(Step::Taken);
         }
-        // What it answers is distinguished from replies by its kind, but for errors: the reply to this shows
+        // What it answers is distinguished from replies by its kind, except errors: the reply to this shows
         // that none will come any more.
         let fence = Bytes::from(as_array(&[b"PING".to_vec()]));
         self.send(cx, node, &fence, What::Marker, None)?;
