@@ -73,7 +73,7 @@ fn xor(a: &Key, b: &Key) -> Key {
     std::array::from_fn(|at| a[at] ^ b[at])
 }
 
-/// The key by which a client proves itself, and that of the server.
+/// The keys that prove the client's and the server's identity.
 fn keys(password: &[u8], salt: &[u8], iterations: NonZeroU32) -> (Key, Key) {
     let mut salted = [0; KEY_BYTES];
     pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, password, &mut salted);

@@ -38,11 +38,11 @@ const TROUBLE_LASTS: Duration = Duration::from_secs(10);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A coordinator that says nothing for so long is not reached any more. It answers each renewal, several in a
-/// lease.
+/// A coordinator that says nothing for this long is not reached any more. It answers each renewal, several in
+/// a lease.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// A coordinator that takes nothing in for so long is not reached any more.
+/// A coordinator that takes nothing in for this long is not reached any more.
 const WRITE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What may wait to be sent: the versions of the largest table several times over.

@@ -36,7 +36,7 @@ pub fn made_up_id(node: usize) -> String {
 }
 
 /// The port of a made-up node. No process must listen on its bus port: a server of another test that does
-/// would be taken for it. So that is beyond the ports of this crate, and those of outgoing connections.
+/// would be mistaken for it. So that is beyond the ports of this crate, and those of outgoing connections.
 pub fn made_up_port(node: usize) -> usize {
     51_000 + node
 }

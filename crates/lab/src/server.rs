@@ -87,8 +87,8 @@ pub(crate) enum NotReady {
 }
 
 impl ServerBuilder {
-    /// Memory is overwritten when it is freed, so that a server that uses it all the same dies of that each
-    /// time, and not by chance. (All of them use jemalloc.)
+    /// Memory is overwritten when it is freed, so that a server that uses it all the same crashes each time,
+    /// and not by chance. (All of them use jemalloc.)
     #[must_use]
     pub fn overwrites_freed(mut self) -> Self {
         self.overwrites_freed = true;
@@ -381,7 +381,7 @@ impl Server {
     pub fn tls_connection(&self) -> Result<redis::Connection, LabError> {
         static CRYPTO: Once = Once::new();
         CRYPTO.call_once(|| {
-            // Only fails if a provider was chosen already, which is as good.
+            // Only fails if a provider was chosen already, which is fine too.
             let _ = rustls::crypto::ring::default_provider().install_default();
         });
         let (Some(tls), Some(port)) = (&self.tls, self.tls_port) else {

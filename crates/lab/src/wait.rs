@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// How long a busy machine may take for anything that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often it is looked.
+/// How often to check.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Waits until something holds, instead of a sleep that is too short on a busy machine and too long on an

@@ -51,7 +51,7 @@ impl Default for RequestLimits {
 #[error("Protocol error: {0}")]
 pub struct BadRequest(String);
 
-/// What is said of a request that servers hang up on without an answer.
+/// What is said about a request that servers hang up on without an answer.
 const HTTP: &str = "a request of HTTP";
 
 impl BadRequest {

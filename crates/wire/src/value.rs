@@ -42,7 +42,7 @@ pub enum Value {
 
 impl Value {
     /// Parses a frame that [`Scanner`](crate::scan::Scanner) has found complete. It is as strict as the
-    /// scanner, but for the limits: it has none except a nesting depth of 64.
+    /// scanner, apart from the limits: it has none except a nesting depth of 64.
     ///
     /// # Errors
     /// [`Malformed`] if the bytes are not exactly one frame.

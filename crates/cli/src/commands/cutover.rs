@@ -30,7 +30,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 /// before.
 const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How often it is said at least how far the cutover is.
+/// How often, at least, the progress of the cutover is shown.
 const SAID_EVERY: Duration = Duration::from_secs(5);
 
 /// Runs the command.
@@ -126,8 +126,8 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let socket = store.socket(&sync.id);
     let call = Call { socket: &socket, request: Request::Cutover(options.clone()), within };
     let mut signals = Signals { args, source: &source, before: None, said: Instant::now() };
-    // Writers may be held already when the user would rather not; then it is too late, and what came of it
-    // has to be known.
+    // Writers may be held already when the user would rather not; then it is too late, and the result has to
+    // be known.
     let answer = call
         .make(stop, |standing| {
             if is_external(args) && !args.dry_run && !is_tried {

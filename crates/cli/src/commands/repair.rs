@@ -23,8 +23,8 @@ use crate::ui::confirm::confirm;
 use whimbrel_control::described as describe;
 use whimbrel_control::private::state_dir;
 
-/// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example
-/// replicas that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
+/// How often the cluster is checked again and repaired: a repair may bring up more, for example replicas that
+/// kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
 const ROUNDS_MAX: usize = 4;
 
 /// Runs the command.
@@ -102,7 +102,7 @@ fn left(survey: &Survey, plan: &Plan) -> Vec<String> {
     plan.left.iter().map(|left| instruction::left(survey, left)).collect()
 }
 
-/// Shows the problems, which jobs that were interrupted can be gone on with instead, and what would be done.
+/// Shows the problems, which interrupted jobs can be continued instead, and what would be done.
 fn show_plan(
     args: &RepairArgs,
     survey: &Survey,

@@ -297,7 +297,7 @@ pub enum Detail {
     },
     /// Of [`Action::Pause`].
     Paused {
-        /// Whether the next [`Action::Fence`] takes over as well, and does both only if nothing was written
+        /// Whether the next [`Action::Fence`] takes over as well, and does either only if nothing was written
         /// since the drain. Then slots that the source has given up lack no write, whatever became of the
         /// executor: they can be taken over. And they cannot be given back if the target was replaced, since
         /// it may have owned them.
@@ -421,7 +421,7 @@ pub enum Why {
     /// The drain or the comparison does not fit into the pause, or the pause ran out: more catching up, at
     /// once, so nothing may be on its way any more; after some tries rollback, failed.
     TooSlow,
-    /// No handover of the batch fits into the longest pause, were there no writers: failed before anything is
+    /// No handover of the batch fits into the longest pause, even without writers: failed before anything is
     /// staged, or after a rollback. Set by the machine, and by a check.
     PauseTooShort,
     /// Writers outrun the catch-up: rollback, failed. Found by the machine, too.

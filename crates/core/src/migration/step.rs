@@ -709,7 +709,7 @@ fn decide(
     }
 }
 
-/// It is looked again for a while, as keys that have expired still count on one side; a new process is not
+/// The check is repeated for a while, as keys that have expired still count on one side; a new process is not
 /// known until then.
 fn in_doubt(
     job: &mut Job,

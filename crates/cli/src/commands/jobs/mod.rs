@@ -405,7 +405,7 @@ async fn open(access: &JobAccess, status: &Status) -> Result<Arc<Deployment>> {
 /// Cancels a move of slots that no process runs.
 async fn cancel_here(store: &Store, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
     let stop = CancellationToken::new();
-    // Resumed and cancelled at once: what was begun is looked at and rolled back.
+    // Resumed and cancelled at once: what was begun is checked and rolled back.
     stop.cancel();
     let deployment = open(access, &entry.status).await?;
     let ready = Ready::open(store, &entry.status.id)?;

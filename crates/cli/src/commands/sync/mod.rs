@@ -364,7 +364,7 @@ impl Direction {
         }
     }
 
-    /// Source and target, asked anew: what a target is asked for is not what a source is.
+    /// Source and target, asked again: what a target is asked for is not what a source is.
     async fn probe(
         self,
         args: &SyncArgs,

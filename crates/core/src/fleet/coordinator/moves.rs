@@ -116,8 +116,8 @@ impl Coordinator {
         self.peers.get(&member).is_some_and(|peer| peer.moves < self.options.moves_per_member)
     }
 
-    /// The first partition of an owner whose destination has room. Drops on its way what is not to be done
-    /// any more.
+    /// The first partition of an owner whose destination has room. Drops, on the way, what does not have to
+    /// be done any more.
     fn next_of(&mut self, source: MemberId, of_data: bool) -> Option<Partition> {
         let mut at = 0;
         while at < LOOK_MAX {
