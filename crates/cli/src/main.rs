@@ -13,8 +13,8 @@ macro_rules! out {
     ($($words:tt)*) => { whimbrel_terminal::print::line(&format!($($words)*)) };
 }
 
-/// In the place of the macro of this name, which panics where nobody reads standard error any more: a process
-/// whose log has ended goes on, and ends when it is asked to.
+/// In the place of the macro of this name, which panics if nothing reads standard error any more: a process
+/// whose log reader has gone continues, and ends when it is asked to.
 macro_rules! eprintln {
     ($($words:tt)*) => { whimbrel_terminal::print::note(&format!($($words)*)) };
 }
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Err(e) => {
             // Help and version are no errors; clap prints them to standard output.
             let exit = if e.use_stderr() { Exit::Usage } else { Exit::Success };
-            // Nothing is left to do where even that cannot be printed.
+            // Nothing is left to do if even that cannot be printed.
             let _ = e.print();
             return exit.into();
         }

@@ -8,8 +8,7 @@ use whimbrel_flow::copy::Existing;
 use crate::naming::written;
 use crate::store::Kind;
 
-/// What goes on with a copy, a verification or a sync, as arguments for whimbrel. `None` for one that cannot
-/// go on.
+/// The arguments for whimbrel that continue a copy, a verification or a sync. `None` if it cannot continue.
 pub fn arguments(kind: Kind, described: &Value) -> Option<Vec<String>> {
     if !described["limit"].is_null() {
         return None;

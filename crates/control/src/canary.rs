@@ -1,6 +1,6 @@
 //! A client of our own that reads from the moving slots, as the users' clients do, and notes what it meets.
 //!
-//! It asks `EXISTS` for names that nobody uses, so it changes nothing and finds nothing.
+//! It asks `EXISTS` for names that no client uses, so it changes nothing and finds nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Canary {
         Canary::begin(deployment, slots, period, None)
     }
 
-    /// The same for the slots of one node: where that is silent, those of others are measured all the same.
+    /// The same for the slots of one node: if that is silent, those of other nodes are measured all the same.
     pub fn of_node(deployment: Arc<Deployment>, node: Node, slots: &SlotSet, period: Duration) -> Canary {
         Canary::begin(deployment, slots, period, Some(node))
     }
@@ -129,7 +129,7 @@ impl Canary {
 }
 
 impl Drop for Canary {
-    /// One that nobody listens to any more asks nothing more.
+    /// A canary that nothing listens to any more asks nothing more.
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -181,14 +181,14 @@ async fn watch(
 
 struct Client {
     deployment: Arc<Deployment>,
-    /// Whom it asks at first, where it is one node that is measured.
+    /// The node that it asks at first, if it is one node that is measured.
     node: Option<Node>,
     links: HashMap<Address, Link>,
     owners: HashMap<Slot, Address>,
 }
 
 impl Client {
-    /// One request within its bound; false where no answer was to be had.
+    /// One request within its bound; false if there was no answer.
     async fn is_answered(&mut self, slot: Slot, seen: &mut CanaryReport) -> bool {
         let is_answered = match self.node.as_ref().map(|node| node.within) {
             Some(within) => timeout(within, self.ask(slot, seen)).await.is_ok_and(|answer| answer.is_ok()),
@@ -198,14 +198,14 @@ impl Client {
             // What was cut off is out of step.
             self.links.clear();
             if self.node.is_some() {
-                // Who was asked may be the wrong one by now.
+                // The node that was asked may be the wrong one by now.
                 self.owners.clear();
             }
         }
         is_answered
     }
 
-    /// One request; an error where no answer was to be had.
+    /// One request; an error if there was no answer.
     async fn ask(&mut self, slot: Slot, seen: &mut CanaryReport) -> Result<()> {
         let key = format!("whimbrel:canary:{{{}}}", tag_for_slot(slot));
         let mut asking = false;

@@ -10,18 +10,18 @@ use crate::store::{FOLLOWING, Status};
 /// Clients that are named in one line.
 const CLIENTS_SHOWN: usize = 5;
 
-/// How long a pause is allowed where a cutover that is ordered for later is only rehearsed, in milliseconds.
+/// How long a pause is allowed if a cutover that is ordered for later is only rehearsed, in milliseconds.
 const REHEARSED_MAX_MS: u64 = 60_000;
 
 /// The rehearsal of a cutover that is ordered for later: what would be refused then is refused now. How long
-/// it would pause writes now is no matter: it is not due yet. `None` where the sync has not come so far that
-/// it can be tried, or is outside of its window, where nothing arrives.
+/// it would pause writes now does not matter: it is not due yet. `None` if the sync has not come far enough
+/// to try it, or is outside of its window, where nothing arrives.
 pub fn rehearsal(sync: &Status, ordered: &CutoverOptions) -> Option<CutoverOptions> {
     let can_be = sync.phase == FOLLOWING && sync.rates.paused_until_s.is_none();
     can_be.then(|| CutoverOptions { dry_run: true, max_pause_ms: REHEARSED_MAX_MS, ..ordered.clone() })
 }
 
-/// Who wrote last and which keys, as far as it is known.
+/// Which clients wrote last, and which keys, as far as it is known.
 pub fn last(external: &Value) -> String {
     let clients: Vec<String> =
         external["clients"].as_array().into_iter().flatten().take(CLIENTS_SHOWN).map(client).collect();

@@ -8,7 +8,7 @@ use whimbrel_engine::nodes::{Finding, NodeName, Opinion, Survey};
 use crate::clock::now_s;
 use crate::repair::instruction::Instruction;
 
-/// At which times of the day keys move, for programs, and the moment at which they begin next where they are
+/// At which times of the day keys move, for programs, and the moment at which they begin next if they are
 /// closed.
 pub fn times(between: Option<Window>) -> Value {
     let until_s = between.filter(|window| !window.contains(now_s())).map(|w| w.begins_after(now_s()));

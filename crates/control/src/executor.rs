@@ -5,12 +5,12 @@
 //! anything was written since. Each step relies on the one before, and `core::migration` asks for them in
 //! this order only.
 //!
-//! **The pause ends in time.** Until the fence the source ends it by itself. The fence is begun only where
-//! what is left of the pause is enough for it and all that follows, and a fence that took too long itself is
-//! lifted where it is nothing but a pause. From the takeover on forward is the shortest way.
+//! **The pause ends in time.** Until the fence the source ends it by itself. The fence is begun only if what
+//! is left of the pause is enough for it and all that follows, and a fence that itself took too long is
+//! lifted if it is nothing but a pause. From the takeover on forward is the shortest way.
 //!
-//! Errors become outcomes here: what certainly did not happen is refused, and of a fence, a takeover or a
-//! giving back that got no answer nobody knows, so it is said to be unknown and looked into.
+//! Errors become outcomes here: what certainly did not happen is refused, and the result of a fence, a
+//! takeover or a giving back that got no answer is unknown: it is reported as unknown, and looked into.
 
 mod brake;
 mod check;
@@ -201,12 +201,13 @@ impl Executor {
         self.silent.as_ref()
     }
 
-    /// Puts back what a job has changed besides slots and keys, where it ended in a way that did not.
+    /// Puts back what a job has changed besides slots and keys, if it ended in a way that did not put it
+    /// back.
     pub(crate) async fn put_back(&mut self) {
         put_back(&self.deployment, &std::mem::take(&mut self.sheltered)).await;
     }
 
-    /// The job was written down, which took so long.
+    /// The job was written down, which took this long.
     pub(crate) fn note_write(&mut self, took: Duration) {
         self.write_took = (self.write_took + took) / 2;
     }
@@ -300,7 +301,7 @@ impl Executor {
                 Ok(Detail::Moved { keys, bytes: 0 })
             }
             Action::LiftPause => {
-                // Also where we know of none: an earlier process may have died under one.
+                // Even if we know of none: an earlier process may have died under one.
                 self.handover().await?.release().await?;
                 Ok(self.released())
             }
@@ -573,7 +574,7 @@ impl Executor {
         self.gate = None;
         let sealed = self.sealed_at_ms.is_some();
         let paused_ms = self.paused.take().map_or(0, |(paused, started)| {
-            // Where no fence prolonged it, it has ended by itself when its time was up.
+            // If no fence prolonged it, it has ended by itself when its time was up.
             let end = if sealed { Instant::now() } else { Instant::now().min(paused.until) };
             // A pause of less than a millisecond is one, too.
             u64::try_from((end - started).as_millis()).unwrap_or(u64::MAX).max(1)
@@ -616,7 +617,8 @@ impl Executor {
         // A flush may have come with the last bytes of the feed.
         self.feed()?;
         if touched.take_functions_changed() || !self.functions_shared {
-            // Nobody can change them any more until the slots are the target's, and callers are sent there.
+            // No client can change them any more until the slots are the target's, and callers are sent
+            // there.
             self.functions_shared = false;
             self.share_functions().await?;
         }
@@ -673,7 +675,7 @@ impl Executor {
             // them back, not even that of a journal. What a process that dies in between leaves is looked
             // into as after any fence.
             let Sealed { fenced, taken } = handover.fence_and_take_over(slots, &paused, not_after_ms).await?;
-            // What came of the takeover is for the next effect to say: that the fence held is known.
+            // The next effect reports the result of the takeover: that the fence held is known.
             self.taken = fenced.held.then(|| (slots.clone(), taken));
             fenced
         } else {
@@ -701,13 +703,13 @@ impl Executor {
                 taken => return Ok(taken.map(|()| Detail::Nothing)?),
             }
         }
-        // Should it be nothing but a pause, nobody need wait until that is looked into.
+        // If it is nothing but a pause, no client has to wait until that is looked into.
         self.handover().await?.lift_fence().await?;
         Err(because(Why::TooLate, "too much time went by since the fence"))
     }
 
     async fn observe(&mut self, slots: &SlotSet, after_ms: u64) -> Done {
-        // Also while the job is being cancelled: what is looked for needs its time to come about.
+        // Also while the job is being cancelled: the awaited state takes its time.
         tokio::time::sleep(Duration::from_millis(after_ms)).await;
         self.forget_links();
         let (source, target) = self.between.clone().ok_or_else(no_nodes)?;
@@ -722,7 +724,7 @@ impl Executor {
     }
 }
 
-/// Has the replicas of these nodes follow slots again, also where the other nodes of the job do not answer.
+/// Has the replicas of these nodes follow slots again, even if the other nodes of the job do not answer.
 pub(crate) async fn put_back(deployment: &Deployment, sheltered: &[NodeId]) {
     if let Err(e) = Handover::unshelter_nodes(deployment, sheltered).await {
         tracing::warn!(error = %e, "a setting is not put back");

@@ -1,9 +1,9 @@
 //! Places where tests make the process die or wait, to see that what comes after repairs it.
 //!
 //! `WHIMBREL_FAILPOINT=NAME[:before|:after][@BATCH]` kills the process with `SIGKILL` right before or after
-//! (which is the default) the effect of that name, of the batch of that number where one is given, counted
-//! from 0. `WHIMBREL_FAILPOINT_PAUSE` has the same form; the process waits there until the file that
-//! `WHIMBREL_FAILPOINT_FILE` names exists, or a minute has passed. While it waits there is a file of that
+//! (which is the default) the effect of that name, of the batch of that number, counted from 0, if one is
+//! given. `WHIMBREL_FAILPOINT_PAUSE` has the same form; the process waits there until the file that
+//! `WHIMBREL_FAILPOINT_FILE` names exists, or a minute has passed. While it waits, there is a file of that
 //! name with `.reached` after it. Neither variable does anything unless it is set.
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub enum When {
 /// How long a process waits at most.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Dies or waits here where the environment says so.
+/// Dies or waits here if the environment says so.
 pub async fn reached(effect: &str, when: When, batch: usize) {
     let is_here = |variable| std::env::var(variable).is_ok_and(|text| matches(&text, effect, when, batch));
     if is_here("WHIMBREL_FAILPOINT") {

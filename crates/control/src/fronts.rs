@@ -42,11 +42,11 @@ pub struct FrontFiles {
 }
 
 impl FrontFiles {
-    /// Makes sure that nobody else runs a front between these two servers. How far the keys have moved is
-    /// kept by the servers, whatever it listens on. `again` are the arguments that run it.
+    /// Makes sure that no other process runs a front between these two servers. How far the keys have moved
+    /// is kept by the servers, whatever it listens on. `again` are the arguments that run it.
     ///
     /// # Errors
-    /// `Options` where somebody does; `Own` where the folder cannot be written.
+    /// `Options` if one does; `Own` if the folder cannot be written.
     pub fn open(
         folder: &Path,
         listen: SocketAddr,
@@ -85,7 +85,7 @@ impl FrontFiles {
         Ok(FrontFiles { state: pair.with_extension("state"), store, beginning, _lock: lock })
     }
 
-    /// Where it is kept how far the front is.
+    /// The file that says how far the front is.
     pub fn state(&self) -> PathBuf {
         self.state.clone()
     }
@@ -103,18 +103,18 @@ impl FrontFiles {
     /// Shows the front to others and takes their requests.
     ///
     /// # Errors
-    /// `Own` where its socket cannot be made.
+    /// `Own` if its socket cannot be made.
     pub async fn attend<S: Steered>(&self, job: S) -> Result<Attended<S>> {
         Attended::begin(&self.store, Arc::new(job)).await
     }
 }
 
-/// Where the front takes requests that holds its clients in a cutover: the one that is named, by its address
-/// or its state folder, else the one between the two servers. The path is absolute, since the sync asks
-/// there, wherever it runs.
+/// The socket of the front that holds its clients in a cutover: the named front, by its address or its state
+/// folder, else the front between the two servers. The path is absolute, since the sync asks there, wherever
+/// it runs.
 ///
 /// # Errors
-/// As [`find`]; `Options` where several are named.
+/// As [`find`]; `Options` if several are named.
 pub fn of_cutover(folder: &Path, named: &[String], (source, target): (&str, &str)) -> Result<PathBuf> {
     let socket = match named {
         [] => find(folder, FrontName::Between(source, target)),
@@ -134,7 +134,7 @@ pub fn of_cutover(folder: &Path, named: &[String], (source, target): (&str, &str
 /// Asks a front that runs: the one with this address, or the only one.
 ///
 /// # Errors
-/// As [`find`]; `Own` where it does not answer.
+/// As [`find`]; `Own` if it does not answer.
 pub async fn ask(folder: &Path, listen: Option<SocketAddr>, request: Request) -> Result<Answer> {
     let socket = find(folder, listen.map_or(FrontName::Any, FrontName::Listening))?;
     let call = Call { socket: &socket, request, within: ANSWER_WITHIN };
@@ -146,7 +146,7 @@ pub async fn ask(folder: &Path, listen: Option<SocketAddr>, request: Request) ->
 pub enum FrontName<'a> {
     /// The only one.
     Any,
-    /// The one that listens there.
+    /// The front that listens there.
     Listening(SocketAddr),
     /// The only one between these servers, whichever way, as they were named.
     Between(&'a str, &'a str),
@@ -165,10 +165,10 @@ impl FrontName<'_> {
     }
 }
 
-/// Where a front takes requests that runs.
+/// The socket of a running front.
 ///
 /// # Errors
-/// `Options` where there is none that is meant, or more than one.
+/// `Options` if there is none that is meant, or more than one.
 pub fn find(folder: &Path, named: FrontName<'_>) -> Result<PathBuf> {
     let store = Store::new(folder);
     let mut found = running(&store)?;

@@ -35,8 +35,8 @@ pub const CONNECTIONS_MAX: usize = 64;
 /// How long a request may take to arrive.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
-/// What a listener allows whose answers are short. A connection that takes in nothing keeps nobody else away
-/// for longer.
+/// What a listener with short answers allows. A connection that takes in nothing keeps no other away for
+/// longer.
 const LIMITS: Limits = Limits {
     connections: CONNECTIONS_MAX,
     of_one_address: 32,
@@ -168,10 +168,10 @@ impl HttpServer {
         Ok(HttpServer { listener: Listener::bind(listen, LIMITS, None).await? })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     ///
     /// # Errors
-    /// `Own` where the system does not report it.
+    /// `Own` if the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.address()
     }
@@ -206,8 +206,8 @@ pub async fn bind(listen: Option<SocketAddr>) -> Result<Option<HttpServer>> {
     }
 }
 
-/// Shows `source` there until `stop`, or until what is returned is dropped. `print` gets a line that says
-/// where, and the same as JSON.
+/// Shows `source` there until `stop`, or until what is returned is dropped. `print` gets a line with the
+/// address, and the same as JSON.
 ///
 /// # Errors
 /// As [`HttpServer::address`].
@@ -230,7 +230,7 @@ pub fn expose(
 /// What `/status` of the process says that listens at `at`, a HOST:PORT.
 ///
 /// # Errors
-/// `Own` where it cannot be had within 10 s, or is no JSON.
+/// `Own` if it cannot be had within 10 s, or is no JSON.
 pub async fn status_at(at: &str) -> Result<serde_json::Value> {
     let asked = async {
         let stream = TcpStream::connect(at).await?;
@@ -277,8 +277,8 @@ async fn status(State(source): State<Arc<dyn MetricsSource>>, headers: HeaderMap
     ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", source.status())).into_response()
 }
 
-/// Whether a `Host` header names this machine, and cannot be a name of somebody else's which leads here: then
-/// a page from there could read the answer in a browser.
+/// Whether a `Host` header names this machine, and cannot be another site's name that leads here: then a page
+/// from there could read the answer in a browser.
 pub fn is_own_name(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,

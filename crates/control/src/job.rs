@@ -51,14 +51,14 @@ pub struct Record {
     /// Addresses of the cluster's nodes when the job was made, for when the one above is gone.
     #[serde(default)]
     pub nodes: Vec<String>,
-    /// How many keys each of its batches had when the job was made; empty where a whimbrel made it that did
-    /// not count.
+    /// How many keys each of its batches had when the job was made; empty if a whimbrel made it that did not
+    /// count.
     #[serde(default)]
     pub batch_keys: Vec<u64>,
     /// A node that does not answer, as the job last looked.
     #[serde(default)]
     pub silent: Option<Silence>,
-    /// Why the servers' own migration was left, by which the job was begun.
+    /// Why the servers' own migration, which began the job, was left.
     #[serde(default)]
     pub fell_back: Option<String>,
     /// What its user calls it.
@@ -101,7 +101,7 @@ pub struct View {
     shown: Mutex<Shown>,
     /// Counters that change while an effect is carried out.
     pub progress: Arc<JobProgress>,
-    /// Who gets to know which slots were handed over.
+    /// What is notified of handed over slots.
     topology: OnceLock<Arc<Topology>>,
 }
 
@@ -153,13 +153,13 @@ impl View {
     }
 }
 
-/// Runs a job until it ends, is cancelled, or has to wait for somebody. A job whose phase is not `queued` is
-/// resumed.
+/// Runs a job until it ends, is cancelled, or has to wait for another job. A job whose phase is not `queued`
+/// is resumed.
 ///
-/// `cancel` rolls the batch at hand back, where it is not fenced yet, and ends the job after it otherwise.
+/// `cancel` rolls the batch at hand back, if it is not fenced yet, and ends the job after it otherwise.
 ///
 /// # Errors
-/// `Own` where the journal cannot be written: the job stops where it is, and can be resumed.
+/// `Own` if the journal cannot be written: the job stops where it is, and can be resumed.
 pub async fn run(
     mut record: Record,
     journal: &Journal,
@@ -248,7 +248,7 @@ async fn drive(
     let mut effects = Vec::new();
     let fresh = *record.job.phase() == Phase::Queued;
     advance(&mut record.job, if fresh { Event::Start } else { Event::Resume }, &mut effects)?;
-    // Why the journal could not be written, while the batch is where it must not stop.
+    // Why the journal could not be written, while the batch is at a point where it must not stop.
     let mut failure = None;
     loop {
         if cancel.is_cancelled() && !record.job.is_cancelling() && !record.job.has_ended() {
@@ -281,7 +281,7 @@ async fn drive(
         *latest.lock() = (!is_sealed).then(|| status_now(record, view));
         let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
         if begins_more(&effect.action) && view.progress.rates.now().is_paused() {
-            // One that is cancelled meanwhile is rolled back by what comes of the effect.
+            // A job that is cancelled meanwhile is rolled back by the outcome of the effect.
             let opens = cancel.run_until_cancelled(view.progress.rates.until_open());
             allowing_pauses(record, journal, view, opens).await;
         }
@@ -328,8 +328,8 @@ async fn drive(
     }
 }
 
-/// Does something, and meanwhile goes by how long writes may be paused from now on, as somebody says. That is
-/// written down at once: a process that goes on with the job has to keep to it.
+/// Does something, and meanwhile accepts new limits of the pause from the user. These are written down at
+/// once: a process that goes on with the job has to keep to it.
 async fn allowing_pauses<T>(
     record: &mut Record,
     journal: &Journal,
@@ -357,8 +357,8 @@ fn begins_more(action: &Action) -> bool {
     matches!(action, Action::MarkImporting | Action::Attach | Action::Snapshot | Action::CatchUp { .. })
 }
 
-/// Writes the job down. Where the disk is full it waits for room, unless writers wait as well, or somebody
-/// cancels the job: `false`.
+/// Writes the job down. If the disk is full it waits for room, unless writers wait as well, or the job is
+/// cancelled: `false`.
 async fn keep(record: &Record, journal: &Journal, view: &View, cancel: &CancellationToken) -> Result<bool> {
     let write = || journal.try_save(record, Some(&status_now(record, view)));
     let disk = &view.progress.disk;
@@ -375,8 +375,8 @@ async fn keep(record: &Record, journal: &Journal, view: &View, cancel: &Cancella
 }
 
 /// Whether stopping here would leave slots without an owner, or writers paused: then the job goes on,
-/// although it cannot be written down. Should the process die as well, what is on disk says `fencing`, or
-/// later, and resuming from there begins with a look at what is true.
+/// although it cannot be written down. If the process dies as well, what is on disk says `fencing`, or later,
+/// and resuming from there begins with a look at what is true.
 fn must_go_on(phase: &Phase) -> bool {
     match phase {
         Phase::TakingOver { .. } | Phase::Releasing | Phase::Confirming | Phase::GivingBack { .. } => true,
@@ -429,8 +429,8 @@ pub fn status(record: &Record) -> Status {
     }
 }
 
-/// Why a job is not done. Of one that has ended it says as well what has moved: batches that were handed over
-/// stay where they are.
+/// Why a job is not done. For a job that has ended, also what has moved: batches that were handed over stay
+/// where they are.
 fn message(record: &Record) -> String {
     let job = &record.job;
     let reason = reason(record).unwrap_or_default();
@@ -459,7 +459,7 @@ fn reason(record: &Record) -> Option<String> {
 }
 
 /// Gives up a job that is suspended because a node has not answered for as long as it may stand still. False
-/// where that is not so, and where its slots may be between two owners: it has to go on then.
+/// if that is not so, or if its slots may be between two owners: it has to go on then.
 pub(crate) fn give_up(record: &mut Record) -> bool {
     let patience_s = record.transfer.stall_ms / 1_000;
     let is_over = |silence: &Silence| now_s().saturating_sub(silence.since_s) >= patience_s;

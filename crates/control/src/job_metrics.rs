@@ -26,7 +26,7 @@ impl std::fmt::Debug for JobMetrics {
     }
 }
 
-/// As the job answers those who ask it.
+/// As the job answers requests.
 fn answer_of(look: &impl Fn() -> Standing, rates: &Rates) -> Value {
     let mut standing = look();
     standing.job.rates = rates.now();

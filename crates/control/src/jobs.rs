@@ -27,10 +27,10 @@ const CANCEL_WAIT: Duration = Duration::from_secs(120);
 /// them gives them up then.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether it has.
+/// How often to check whether it has.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
-/// How often it is looked for more events.
+/// How often to look for more events.
 const EVENTS_PERIOD: Duration = Duration::from_millis(500);
 
 /// What is said of a sync that was cancelled after a cutover of it was interrupted.
@@ -44,20 +44,20 @@ pub enum CancelAnswer {
     HasEnded,
     /// The process that runs it has been asked to end it.
     Asked,
-    /// Nobody ran it, and now it cannot go on any more.
+    /// No process ran it, and now it cannot go on any more.
     Discarded {
         /// A cutover of it was killed, and what keeps writers away from its source may still be there. It is
         /// noted: `whimbrel unfence` takes it down.
         leaves_fence: bool,
     },
-    /// Nobody runs it, and what it has moved has to be rolled back in its cluster.
+    /// No process runs it, and what it has moved has to be rolled back in its cluster.
     NeedsCluster,
 }
 
 /// A job that was named, and the others of its command that have not ended.
 #[derive(Debug)]
 pub struct Chosen {
-    /// The one that was named.
+    /// The named job.
     pub job: Entry,
     /// The others.
     pub others: Vec<Entry>,
@@ -78,7 +78,7 @@ impl Chosen {
     /// Every job that runs.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read; `Options` where none runs.
+    /// `Own` if the folder cannot be read; `Options` if none runs.
     pub fn every(jobs: &Jobs) -> Result<Chosen> {
         let mut others = jobs.store.list()?;
         others.retain(|entry| entry.running);
@@ -133,7 +133,7 @@ impl Ask {
 #[derive(Debug)]
 pub struct Jobs {
     folder: PathBuf,
-    /// Where they are written down.
+    /// The store that they are in.
     pub store: Store,
 }
 
@@ -154,7 +154,7 @@ impl Seen {
         Seen { entry: Entry { status, running: true }, answers: true, is_elsewhere: true }
     }
 
-    /// What a person calls the state of a job: a phase alone does not say that nobody runs it.
+    /// What a person calls the state of a job: a phase alone does not say that no process runs it.
     pub fn state_in_words(&self) -> String {
         let status = &self.entry.status;
         let paused = status.rates.pause_in_words().filter(|_| self.entry.running);
@@ -195,7 +195,8 @@ impl Seen {
         }
     }
 
-    /// All that is known of it, for programs. `again` goes on with it where it was interrupted.
+    /// All that is known of it, for programs. `again` is the command that continues it, if it was
+    /// interrupted.
     pub fn as_object(&self, again: Option<String>) -> Value {
         let (entry, status) = (&self.entry, &self.entry.status);
         let mut object = json!(entry);
@@ -219,7 +220,7 @@ impl Jobs {
     /// All of them.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read.
+    /// `Own` if the folder cannot be read.
     pub fn all(&self) -> Result<Vec<Entry>> {
         let mut entries = self.store.list()?;
         let journals = journal::unfinished(&self.folder)
@@ -238,7 +239,7 @@ impl Jobs {
         Ok(entries)
     }
 
-    /// A job of which nothing but the journal is there.
+    /// A job of which only the journal is left.
     fn of_journal(&self, job: Unfinished) -> Option<Entry> {
         let kind = [Kind::Copy, Kind::Verify, Kind::Sync]
             .into_iter()
@@ -257,11 +258,11 @@ impl Jobs {
         Some(Entry { status, running: job.running })
     }
 
-    /// The job that is meant: by its name, or the beginning of it. Of several to which their user has given
-    /// the same name it is the one that has not ended, else the one that ended last.
+    /// The job that is meant: by its name, or the beginning of it. If the user has given several the same
+    /// name, it is the job that has not ended, else the job that ended last.
     ///
     /// # Errors
-    /// `Options` where it is none, or could be several; `Own` where the folder cannot be read.
+    /// `Options` if it is none, or could be several; `Own` if the folder cannot be read.
     pub fn find(&self, job: &str) -> Result<Entry> {
         let entries = self.all()?;
         let named = entries.iter().filter(|entry| entry.status.name.as_deref() == Some(job));
@@ -289,7 +290,7 @@ impl Jobs {
     /// none of them is to begin when another one is ended.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read.
+    /// `Own` if the folder cannot be read.
     pub fn of_plan(&self, plan: &str) -> Result<Vec<Entry>> {
         let is_of = |status: &Status| !status.ended && status.origin.plan.as_deref() == Some(plan);
         let mut left: Vec<Entry> = self.all()?.into_iter().filter(|entry| is_of(&entry.status)).collect();
@@ -297,7 +298,7 @@ impl Jobs {
         Ok(left)
     }
 
-    /// The others of the plan, or of the command, of which a job is a part: as [`Jobs::of_plan`].
+    /// The other jobs of a job's plan or command: as [`Jobs::of_plan`].
     ///
     /// # Errors
     /// Likewise.
@@ -312,7 +313,7 @@ impl Jobs {
     /// one after another begins none after that, and gives up those that wait.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read.
+    /// `Own` if the folder cannot be read.
     pub async fn left_of(&self, others: &[Entry]) -> Result<Vec<Entry>> {
         let asked = Instant::now();
         loop {
@@ -326,7 +327,7 @@ impl Jobs {
     }
 
     /// A job as it is now, by how it stood before; also once it has ended, and is kept under another name.
-    /// `None` where nothing is known of it any more.
+    /// `None` if nothing is known of it any more.
     pub fn now_of(&self, before: &Status) -> Option<Entry> {
         // Another run of it can have got its name.
         let is_it = |entry: &Entry| entry.status.created_s == before.created_s;
@@ -334,8 +335,8 @@ impl Jobs {
         entry.or_else(|| self.store.entry(&before.kept_as()).filter(is_it))
     }
 
-    /// Jobs that run are asked how they stand, all at once; one that does not answer is shown as it was
-    /// written down last.
+    /// Jobs that run are asked how they stand, all at once; a job that does not answer is shown as it was
+    /// last written down.
     pub async fn as_they_are(&self, entries: Vec<Entry>) -> Vec<Seen> {
         let mut asked = JoinSet::new();
         for (place, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.running) {
@@ -357,11 +358,11 @@ impl Jobs {
         seen
     }
 
-    /// Reports what happened to a job, and with `on` what happens to it until it has ended. False where
-    /// `stop` came before that.
+    /// Reports what happened to a job, and with `on` what happens to it until it has ended. False if `stop`
+    /// came before that.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read.
+    /// `Own` if the folder cannot be read.
     pub async fn follow(
         &self,
         entry: &Entry,
@@ -392,11 +393,11 @@ impl Jobs {
         }
     }
 
-    /// Waits until a job has ended that was asked to; how it ended, where that is known. `None` where it
-    /// takes too long.
+    /// Waits until a job that was asked to end has ended; how it ended, if that is known. `None` if it takes
+    /// too long.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read.
+    /// `Own` if the folder cannot be read.
     pub async fn until_cancelled(&self, entry: &Entry) -> Result<Option<Option<Status>>> {
         let id = &entry.status.id;
         let asked = Instant::now();
@@ -415,18 +416,18 @@ impl Jobs {
         Ok(None)
     }
 
-    /// Whether the cutover of a sync that was cancelled is noted as interrupted: writers may still be kept away
-    /// from its source.
-    pub fn leaves_fence(&self, id: &str) -> bool {
-        FenceNote::file_of(&self.folder, id).exists()
+    /// What is said of the fence of a job that was cancelled: a cutover that is noted may have left one.
+    pub fn fence_left(&self, entry: &Entry) -> &'static str {
+        let is_noted = FenceNote::file_of(&self.folder, &entry.status.id).exists();
+        if is_noted { FENCE_LEFT } else { "" }
     }
 
-    /// Has a job end: the process that runs it is asked to; one that nobody runs is discarded, where nothing
-    /// has to be rolled back.
+    /// Has a job end: the process that runs it is asked to; a job that no process runs is discarded, if
+    /// nothing has to be rolled back.
     ///
     /// # Errors
-    /// `Options` for a front that nobody runs; as [`service::ask`] for a job that runs; `Own` where the
-    /// journal of one that does not cannot be removed.
+    /// `Options` for a front that no process runs; as [`service::ask`] for a job that runs; `Own` if the
+    /// journal of a job that does not run cannot be removed.
     pub async fn cancel(&self, entry: &Entry) -> Result<CancelAnswer> {
         let status = &entry.status;
         match status.kind {
@@ -447,11 +448,11 @@ impl Jobs {
         }
     }
 
-    /// Ends a job for good that nobody runs and that moves no slots: it cannot go on any more. True where the
-    /// fence of a killed cutover may still be up.
+    /// Permanently ends a job that no process runs and that moves no slots: it cannot go on any more. True if
+    /// the fence of a killed cutover may still be up.
     ///
     /// # Errors
-    /// `Own` where its journal cannot be removed.
+    /// `Own` if its journal cannot be removed.
     fn discard(&self, status: &Status) -> Result<bool> {
         let leaves_fence = sync::discard(&self.folder, &status.id)?;
         let (phase, updated_s) = ("cancelled".to_owned(), now_s());
@@ -460,11 +461,11 @@ impl Jobs {
     }
 }
 
-/// Opens the cluster of a job: where the user says, else where it was reached when the job was made, else by
-/// any of the primaries that it had then.
+/// Opens the cluster of a job: at the address that the user gives, else at the one at which it was reached
+/// when the job was made, else at any of the primaries that it had then.
 ///
 /// # Errors
-/// As [`Deployment::probe`]: of the first place, where none is reached.
+/// As [`Deployment::probe`]: of the first address, if none is reached.
 pub async fn open_cluster(
     status: &Status,
     named: Option<&str>,
@@ -544,7 +545,7 @@ mod tests {
         let others = jobs.beside(&first).expect("listed");
         assert_eq!(ids(others.clone()), ["m-3", "m-2"]);
         assert!(jobs.beside(&status("m-6")).expect("listed").is_empty(), "it is no part of anything");
-        // The one that waited is given up, and the other has ended.
+        // The job that waited is given up, and the other has ended.
         jobs.store.forget("m-3");
         part("m-2", "m-1", "cancelled", true);
         assert!(jobs.left_of(&others).await.expect("listed").is_empty());
@@ -570,7 +571,7 @@ mod tests {
         assert_eq!(left.iter().map(|job| &*job.status.phase).collect::<Vec<_>>(), ["cancelled"]);
     }
 
-    /// What is listed as running and has no process any more does not keep anybody waiting.
+    /// A job that is listed as running but has no process any more keeps nothing waiting.
     #[tokio::test]
     async fn nobody_waits_for_a_job_that_has_ended() {
         let folder = tempfile::tempdir().expect("a folder");

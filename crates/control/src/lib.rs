@@ -16,7 +16,7 @@
 //! - [`topology`]: what clients get to know of the cluster;
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`open_files`]: connections for which there are places;
-//! - [`private`]: where files are, and that they are nobody else's;
+//! - [`private`]: where files are, and that no other user can open them;
 //! - [`cutovers`]: what came of a cutover, in words;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
@@ -76,10 +76,10 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::ClusterView;
 
-/// The nodes of the cluster, as the first one that answers sees them.
+/// The nodes of the cluster, as the first that answers sees them.
 ///
 /// # Errors
-/// The last node's, where none answers.
+/// The last node's error, if none answers.
 pub async fn view_of(deployment: &Deployment) -> Result<ClusterView> {
     ask_anyone(deployment).await.map(|(_, view)| view)
 }

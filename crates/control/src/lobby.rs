@@ -1,8 +1,8 @@
 //! Connections of which nothing is known yet: few, and no address can keep others out.
 //!
-//! No connection is turned away at first. Where there are too many, the one ends that has waited longest, of
-//! the address that has most: so a client that says at once what it wants is heard, however many others are
-//! silent.
+//! No connection is turned away at first. If there are too many, the connection that has waited longest ends,
+//! of the address that has most: so a client that says at once what it wants is heard, however many others
+//! are silent.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -20,13 +20,13 @@ const GUESSES_FREE: u32 = 3;
 const GUESS_PAUSE: Duration = Duration::from_millis(200);
 const GUESS_PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// An address that has not been wrong for so long is like any other.
+/// An address that has not been wrong for this long is like any other.
 const GUESSES_LAST: Duration = Duration::from_secs(60);
 
 /// Addresses that are remembered. Of more the one is forgotten that was wrong longest ago.
 const GUESSERS_MAX: usize = 4_096;
 
-/// Who is counted as one: an IPv4 address, or the 64 bits of an IPv6 address that belong to a network.
+/// What is counted as one: an IPv4 address, or the 64 bits of an IPv6 address that belong to a network.
 fn origin(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() >> 64 << 64).into()),
@@ -34,7 +34,7 @@ fn origin(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Where connections wait.
+/// The room where connections wait.
 #[derive(Debug)]
 pub(crate) struct Lobby {
     places: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Waiting {
 }
 
 impl Lobby {
-    /// With this many places, of which one address has at most `places_each`.
+    /// With this many places, one address has at most `places_each` of them.
     pub(crate) fn new(places: usize, places_each: usize) -> Arc<Lobby> {
         Arc::new(Lobby { places, places_each, inside: Mutex::default() })
     }
@@ -111,8 +111,8 @@ impl Inside {
 }
 
 impl Waiting {
-    /// Cancelled when the place is needed for somebody else: then the connection has to end. Never after this
-    /// was dropped.
+    /// Cancelled when the place is needed for another client: then the connection has to end. Never after
+    /// this was dropped.
     pub(crate) fn ends(&self) -> CancellationToken {
         self.ends.clone()
     }
@@ -129,7 +129,7 @@ impl Drop for Waiting {
 pub struct Guesses(Mutex<HashMap<IpAddr, (u32, Instant)>>);
 
 impl Guesses {
-    /// How long an address has to wait before its next password is looked at.
+    /// How long an address has to wait before its next password is checked.
     pub fn pause(&self, ip: IpAddr, now: Instant) -> Duration {
         let guesses = self.0.lock();
         let (count, last) = guesses.get(&origin(ip)).copied().unwrap_or((0, now));

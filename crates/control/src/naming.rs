@@ -2,6 +2,7 @@
 //! And what a process is called.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_flow::copy::CopyOptions;
+use whimbrel_flow::sync::WayBack;
 use whimbrel_flow::verify::VerifyOptions;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -55,7 +57,7 @@ impl FromStr for JobName {
 
     fn from_str(text: &str) -> Result<JobName, String> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        // One that begins with a dash would be taken for an option.
+        // A name that begins with a dash would be taken for an option.
         let begins = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         if begins && text.len() <= JobName::LENGTH_MAX && text.bytes().all(fits) {
             return Ok(JobName(text.to_owned()));
@@ -96,11 +98,11 @@ pub struct Between<'a> {
     pub source: &'a Endpoint,
     /// Where they go.
     pub target: &'a Endpoint,
-    /// Patterns of which a key must match one, where there are any.
+    /// Patterns; a key must match one, if there are any.
     pub matches: &'a [String],
-    /// Patterns of which a key may match none.
+    /// Patterns; a key must match none.
     pub exclude: &'a [String],
-    /// All slots where none are named.
+    /// All slots if none are named.
     pub slots: Option<&'a SlotSet>,
 }
 
@@ -126,6 +128,13 @@ impl Between<'_> {
     pub fn sync(&self, dbs: &[String]) -> String {
         let databases = [self.source.db, self.target.db];
         self.described(json!({"kind": "sync", "databases": databases, "db": dbs}))
+    }
+
+    /// Where the sync is written down that is described so.
+    pub fn place(&self, folder: &Path, dbs: &[String]) -> WayBack {
+        let description = self.sync(dbs);
+        let name = format!("sync-{}", job_of(&description));
+        WayBack { folder: folder.to_owned(), name, description }
     }
 
     fn described(&self, mut described: Value) -> String {

@@ -7,11 +7,11 @@ use whimbrel_engine::error::{Error, Result};
 const OWN_FILES: u64 = 64;
 
 /// Raises the limit of open files for this many clients, each of which takes some connections: its own and
-/// those to servers; and for this many files besides. Returns for how many clients it is enough, which are
-/// fewer where the system allows no more.
+/// those to servers; and for this many files besides. Returns how many clients it is enough for: fewer if the
+/// system allows no more.
 ///
 /// # Errors
-/// `Own` where the system refuses.
+/// `Own` if the system refuses.
 pub fn make_room(clients: u32, files_each: u64, files_besides: u64) -> Result<u32> {
     let fail = |e: nix::errno::Errno| Error::own("raise the limit of open files", e);
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(fail)?;

@@ -6,7 +6,7 @@ use whimbrel_flow::budget::{RateChange, Times};
 use whimbrel_flow::lag::MaxLag;
 use whimbrel_flow::load::MaxLoad;
 
-/// How long a job stands still before it fails where nobody says, in milliseconds.
+/// How long a job stands still before it fails if the user does not say, in milliseconds.
 pub const STALL_MS: u64 = 600_000;
 
 pub(crate) fn usual_stall_ms() -> u64 {
@@ -39,7 +39,7 @@ pub struct TransferOptions {
     /// How much of a core a node may use before keys are moved slower, in percent.
     #[serde(default)]
     pub max_load: Option<MaxLoad>,
-    /// The times of the day at which keys move, and handovers begin; any where it is `None`.
+    /// The times of the day at which keys move, and handovers begin; any if it is `None`.
     #[serde(default)]
     pub between: Option<Window>,
     /// How long a job may stand still: wait for others that are at work at its nodes, or for a node that does

@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use crate::store::{Entry, Status};
 
-/// How far back it is looked for how fast keys move.
+/// How far back to look for how fast keys move.
 const PACE_OVER: Duration = Duration::from_secs(15);
 
-/// How fast something grows that is looked at every now and then.
+/// How fast something grows that is sampled every now and then.
 #[derive(Debug, Default)]
 pub struct Pace(VecDeque<(Instant, u64)>);
 
 impl Pace {
     /// It is this many by now. Returns how many more it gets in a second, once that can be known.
     pub fn note(&mut self, count: u64, now: Instant) -> Option<f64> {
-        // What begins anew counts from 0 again.
+        // A value that begins anew counts from 0 again.
         if self.0.back().is_some_and(|(_, before)| *before > count) {
             self.0.clear();
         }
@@ -34,7 +34,7 @@ impl Pace {
     }
 }
 
-/// How long a job takes that moves this many keys a second, in milliseconds; `None` where nothing is left or
+/// How long a job takes that moves this many keys a second, in milliseconds; `None` if nothing is left or
 /// next to nothing moves.
 pub fn left_ms(status: &Status, keys_per_s: f64) -> Option<u64> {
     let left = status.keys.saturating_sub(status.keys_moved) as f64;

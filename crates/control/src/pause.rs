@@ -1,12 +1,12 @@
 //! How long a pause a handover needs: what its plan says, and what its check goes by.
 //!
 //! Under the pause nothing is sent before the answer to what came before it, so a pause is made of round
-//! trips, and of what the servers do in one go. Both are known beforehand; what writers leave to transfer is
+//! trips, and of what the servers do in one go. Both are known in advance; what writers leave to transfer is
 //! not.
 //!
-//! **The longest pause is a promise.** From the fence on there is no way that is shorter than the one ahead,
-//! so what the fence and all after it take is planned with a margin, and by what it took before. Where less
-//! than that is left of the pause, the fence is not begun: the writers go on, and it is tried again.
+//! **The longest pause is a promise.** From the fence on, going ahead is the shortest way. So the time of the
+//! fence and all that follows is planned with a margin, and by what it took before. If less than that is left
+//! of the pause, the fence is not begun: the writers go on, and it is tried again.
 
 use std::time::{Duration, Instant};
 
@@ -34,13 +34,14 @@ const FIXED_MS: f64 = 2.0;
 /// What counting one slot's keys on both sides takes, in milliseconds.
 const COUNT_SLOT_MS: f64 = 0.004;
 
-/// How long writes may be paused at once where nobody said, in milliseconds, unless round trips need more.
+/// How long writes may be paused at once if the user did not say, in milliseconds, unless round trips need
+/// more.
 pub const USUAL_MS: u64 = 100;
 
-/// And with those, at most. Who needs more has to say so.
+/// And with those, at most. A user who needs more has to say so.
 const UNASKED_MAX_MS: u64 = 1_000;
 
-/// For how long it is measured again, and how far apart, where a pause seems too short: the machines may just
+/// For how long it is measured again, and how far apart, if a pause seems too short: the machines may just
 /// have been busy.
 const REPEAT_FOR: Duration = Duration::from_secs(3);
 const REPEAT_AFTER: Duration = Duration::from_millis(100);
@@ -52,7 +53,7 @@ const ALLOWANCE: f64 = 1.25;
 /// does not run at once.
 const STALLS_MS: f64 = 8.0;
 
-/// How much of a pause is left for a slow disk, in milliseconds. One that is slower just now may not be so
+/// How much of a pause is left for a slow disk, in milliseconds. A disk that is slower just now may be faster
 /// then.
 const WRITES_MAX_MS: u64 = 20;
 
@@ -61,7 +62,7 @@ const WRITES_MAX_MS: u64 = 20;
 pub struct PauseNeed {
     /// A round trip to the farther one of the two nodes.
     pub round_trip: Duration,
-    /// All of it, were there no writers, in milliseconds.
+    /// All of it without writers, in milliseconds.
     pub least_ms: u64,
     /// What comes after the drain, in milliseconds, with what stalls on the way.
     pub after_drain_ms: u64,
@@ -99,7 +100,7 @@ impl PauseNeed {
         })
     }
 
-    /// The same with the two times that a job writes down how far it is from the fence on, where that takes
+    /// The same with the two times that a job writes down how far it is from the fence on, if that takes
     /// `write`. At most all that `longest_ms` leaves: a disk that is slow just now must not end a job.
     pub fn with_writes(self, write: Duration, longest_ms: u64) -> PauseNeed {
         let more_ms = u64::try_from(2 * write.as_millis()).unwrap_or(u64::MAX).min(WRITES_MAX_MS);
@@ -124,7 +125,7 @@ impl PauseNeed {
         self.with_sealing(more_ms)
     }
 
-    /// [`PauseNeed::measure`], again for [`REPEAT_FOR`] where that would not fit into `longest_ms`.
+    /// [`PauseNeed::measure`], again for [`REPEAT_FOR`] if that would not fit into `longest_ms`.
     ///
     /// # Errors
     /// Likewise.
@@ -148,18 +149,18 @@ impl PauseNeed {
         Ok(need)
     }
 
-    /// With keys to transfer, but for the time that these take by their number, in milliseconds.
+    /// With keys to transfer, except the time that these take by their number, in milliseconds.
     pub fn beside_writers_ms(&self) -> u64 {
         self.least_ms + (self.round_trip.as_secs_f64() * 1_000.0 * f64::from(TRANSFER_TRIPS)) as u64
     }
 
-    /// With this many keys to transfer, of which this many move in a second, in milliseconds.
+    /// With this many keys to transfer, and this many moved in a second; in milliseconds.
     pub fn with_keys_ms(&self, keys: u64, keys_per_s: f64) -> u64 {
         let fixed_ms = if keys > 0 { self.beside_writers_ms() } else { self.least_ms };
         fixed_ms + (keys as f64 / keys_per_s.max(1.0) * 1_000.0) as u64
     }
 
-    /// The longest pause: what was asked for, or what is usual, or more where round trips are long.
+    /// The longest pause: what was asked for, or what is usual, or more if round trips are long.
     pub fn longest_ms(&self, asked_ms: Option<u64>) -> u64 {
         asked_ms.unwrap_or_else(|| self.wanted_ms().clamp(USUAL_MS, UNASKED_MAX_MS))
     }
@@ -171,7 +172,7 @@ impl PauseNeed {
         ((self.least_ms as f64 + 2.0 * trips) * ALLOWANCE) as u64
     }
 
-    /// Why a pause of `longest_ms` cannot be enough; `None` where it may be.
+    /// Why a pause of `longest_ms` cannot be enough; `None` if it may be.
     pub fn too_long_for(&self, longest_ms: u64) -> Option<(String, Remedy)> {
         (self.least_ms > longest_ms).then(|| {
             let what = format!(

@@ -26,18 +26,18 @@ pub fn keep_files_private() {
 /// Where journals are: the folder that was named, or the user's own for such things.
 ///
 /// # Errors
-/// `Own` where none is named and there is no home; `Options` for one that others can write to.
+/// `Own` if none is named and there is no home; `Options` for a folder that others can write to.
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
     let folder = named.map_or_else(default_state_dir, |folder| Ok(folder.to_owned()))?;
     check_folder(&folder, named.is_none())?;
     Ok(folder)
 }
 
-/// The same for jobs, which write there: also that this is possible: a file is made and removed there,
-/// or where the folder would be.
+/// The same for jobs, which write there. It also checks that this is possible: it creates and removes a file
+/// there, or where the folder would be.
 ///
 /// # Errors
-/// As [`state_dir`]; `Own` where nothing can be written there.
+/// As [`state_dir`]; `Own` if nothing can be written there.
 pub fn job_dir(named: Option<&Path>) -> Result<PathBuf> {
     let folder = state_dir(named)?;
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
@@ -64,13 +64,13 @@ fn default_state_dir() -> Result<PathBuf> {
         })
 }
 
-/// Refuses a state folder that others have made, or can write to: what is in it are orders to whimbrel. That
-/// which nobody named is closed to others where an older version left it open.
+/// Refuses a state folder that others have made, or can write to: what is in it are orders to whimbrel. The
+/// default folder is closed to others if an older version left it open.
 ///
 /// # Errors
-/// `Options` for such a folder; `Own` where it cannot be closed.
+/// `Options` for such a folder; `Own` if it cannot be closed.
 fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
-    // One that is not there will be made, for nobody else.
+    // A missing folder will be created, closed to all other users.
     let Ok(about) = folder.symlink_metadata() else { return Ok(()) };
     let refused = |what: &str, first: &'static str| {
         let what = format!("the state folder {} {what}", folder.display());
@@ -93,13 +93,13 @@ fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
     Ok(())
 }
 
-/// Opens a file to lock it, and makes it where it is not there. A symbolic link is not followed.
+/// Opens a file to lock it, and creates it if it is missing. A symbolic link is not followed.
 pub(crate) fn open_lock(path: &Path) -> std::io::Result<File> {
     let flags = OFlag::O_NOFOLLOW.bits();
     File::options().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
 }
 
-/// What a user is warned of where others can read a file that holds a secret.
+/// What a user is warned of if others can read a file that holds a secret.
 pub fn warning_if_shared(path: &Path, what: &str) -> Option<String> {
     let is_shared = |about: &Metadata| about.is_file() && about.mode() & SHARED != 0;
     path.metadata().ok().filter(is_shared)?;

@@ -13,7 +13,7 @@ use whimbrel_flow::slots::SlotProgress;
 pub struct JobProgress {
     /// What the lanes have done.
     pub moved: Arc<SlotProgress>,
-    /// Keys of all batches, as they were counted when the job was made; 0 where nobody counted.
+    /// Keys of all batches, as they were counted when the job was made; 0 if they were not counted.
     pub keys_total: AtomicU64,
     /// Those of the batches that were handed over.
     pub keys_handed_over: AtomicU64,
@@ -29,7 +29,7 @@ pub struct JobProgress {
     pub disk: DiskFull,
     /// How fast keys move; a request to the job changes it.
     pub rates: Rates,
-    /// What it waits for, in words; empty where it goes on.
+    /// What it waits for, in words; empty if it goes on.
     waits_for: Mutex<String>,
 }
 
@@ -49,7 +49,7 @@ impl JobProgress {
         what.unwrap_or_default().clone_into(&mut self.waits_for.lock());
     }
 
-    /// What it waits for that is not its own to do, in words; empty where it goes on.
+    /// What it waits for that is not its own to do, in words; empty if it goes on.
     pub fn waits_for(&self) -> String {
         self.waits_for.lock().clone()
     }

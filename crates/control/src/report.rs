@@ -10,7 +10,7 @@ use whimbrel_core::slot::SlotSet;
 pub enum Ending {
     /// All slots were handed over.
     Done,
-    /// Somebody cancelled it. What was handed over before stays.
+    /// It was cancelled. What was handed over before stays.
     Cancelled,
     /// It was given up and rolled back. What was handed over before stays.
     Failed,
@@ -52,7 +52,7 @@ pub struct JobReport {
     pub slots_left_as_is: SlotSet,
     /// `external`, `native` or `legacy`.
     pub method: &'static str,
-    /// Why the servers' own migration was left for this method, where the job was begun by that.
+    /// Why the servers' own migration was left for this method, if the job was begun by that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fell_back: Option<String>,
     /// How it ended.

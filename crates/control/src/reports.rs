@@ -20,8 +20,8 @@ pub fn document(store: &Store, job: &Status, version: &str) -> Value {
     document
 }
 
-/// Whether a document is as it was made. The digest has no key: it finds what was damaged or edited, and
-/// not who makes a new document.
+/// Whether a document is as it was made. The digest has no key: it detects damage and edits, but not a newly
+/// made document.
 pub fn is_intact(document: &Value) -> bool {
     document["digest"] == json!(digest(document))
 }

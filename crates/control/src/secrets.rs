@@ -12,7 +12,7 @@ use crate::private::warning_if_shared;
 /// `option` is what the file is named with; its last word says what it holds.
 ///
 /// # Errors
-/// `Own` where the file cannot be read; `Options` where its first line is empty: an empty key signs nothing.
+/// `Own` if the file cannot be read; `Options` if its first line is empty: an empty key signs nothing.
 pub fn secret(
     side: Side,
     option: &str,

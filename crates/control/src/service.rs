@@ -108,7 +108,7 @@ impl Task {
     /// Reads the job of a journal.
     ///
     /// # Errors
-    /// `Own` where it cannot be understood.
+    /// `Own` if it cannot be understood.
     pub fn load(journal: &Journal) -> Result<Task> {
         match journal.load::<Record>() {
             Ok(record) => Ok(Task::External(Box::new(record))),
@@ -151,16 +151,16 @@ pub struct Ready {
     pub view: Arc<View>,
     /// What is run at its events.
     hooks: Option<Arc<JobHooks>>,
-    // Dropped in this order: the socket is gone before somebody else can open the journal.
+    // Dropped in this order: the socket is gone before another process can open the journal.
     asked: Asked,
     journal: Journal,
 }
 
 impl Ready {
-    /// Takes up a job that is in the folder and that nobody runs.
+    /// Takes up a job that is in the folder and that no process runs.
     ///
     /// # Errors
-    /// As [`Store::open`] and [`Task::load`]; `Own` where its socket cannot be made.
+    /// As [`Store::open`] and [`Task::load`]; `Own` if its socket cannot be made.
     pub fn open(store: &Store, id: &str) -> Result<Ready> {
         let journal = store.open(id)?;
         let task = Task::load(&journal)?;
@@ -187,17 +187,17 @@ impl Ready {
         Ready { hooks: hooks.begin(self.journal.store(), &begun_with), ..self }
     }
 
-    /// Ends a job that waits for a node for longer than it may stand still, where it may end. False where it
-    /// goes on.
+    /// Ends a job that waits for a node for longer than it may stand still, if it may end. False if it goes
+    /// on.
     ///
     /// # Errors
-    /// `Own` where the journal cannot be written.
+    /// `Own` if the journal cannot be written.
     pub(crate) async fn give_up(&mut self, deployment: &Deployment) -> Result<bool> {
         let Task::External(record) = &mut self.task else { return Ok(false) };
         if !job::give_up(record) {
             return Ok(false);
         }
-        // Before it is written down that it has ended: nobody comes back to it then.
+        // Before it is written down that it has ended: nothing comes back to it then.
         put_back(deployment, &std::mem::take(&mut record.sheltered)).await;
         self.task.save(&self.journal)?;
         self.journal.publish(&self.task.status());
@@ -213,7 +213,7 @@ impl Ready {
 /// How others ask a job that moves slots.
 #[derive(Debug)]
 struct Asked {
-    /// Cancelled when somebody wants the job cancelled.
+    /// Cancelled when the job is to be cancelled.
     cancel: CancellationToken,
     closing: CancellationToken,
     file: Arc<SocketFile>,
@@ -285,11 +285,11 @@ impl Steered for Moving {
     }
 }
 
-/// Asks the process that runs a job for something; `what` says so. Returns what it answers. One that is
+/// Asks the process that runs a job for something; `what` says so. Returns what it answers. A job that is
 /// asked to cancel has not done so yet when this returns.
 ///
 /// # Errors
-/// `Own` where it cannot be asked; `Options` where it refuses.
+/// `Own` if it cannot be asked; `Options` if it refuses.
 pub async fn ask(store: &Store, id: &str, request: Request, what: &str) -> Result<serde_json::Value> {
     let socket = store.socket(id);
     let call = Call { socket: &socket, request, within: ASKED_WITHIN };
@@ -319,8 +319,8 @@ impl Wanted {
     }
 }
 
-/// [`ask`]s a job to move its keys faster or slower, or not at all. Who did is an event of the job: this
-/// process's user, and on whose behalf, where that is given.
+/// [`ask`]s a job to move its keys faster or slower, or not at all. The job records who did it as an event:
+/// this process's user, and on whose behalf, if that is given.
 ///
 /// # Errors
 /// As [`ask`].
@@ -333,11 +333,11 @@ pub async fn steered(store: &Store, id: &str, request: Request, on_behalf: Optio
     Ok(rates)
 }
 
-/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name is `wanted`,
-/// or begins so; where that is empty it is the only one. Says which it is, and whether anything was ordered.
+/// Takes back the cutover that was ordered of a sync, even if the sync was interrupted: its name is `wanted`,
+/// or begins so; if that is empty, it is the only sync. Says which it is, and whether anything was ordered.
 ///
 /// # Errors
-/// `Options` where there is none, or more than one; as [`ask`] where it runs.
+/// `Options` if there is none, or more than one; as [`ask`] if it runs.
 pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bool)> {
     let is_it = |entry: &Entry| {
         entry.status.kind == Kind::Sync && entry.is_interrupted() && entry.status.is_called(wanted)
@@ -370,7 +370,7 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
 /// `cuts`, one for each move. `keys_of` says how many keys a node has in a slot.
 ///
 /// # Errors
-/// `Own` where a journal cannot be written or a cut is missing; `Options` where other jobs have their names.
+/// `Own` if a journal cannot be written or a cut is missing; `Options` if other jobs have their names.
 pub async fn prepare(
     store: &Store,
     deployment: &Deployment,
@@ -381,8 +381,8 @@ pub async fn prepare(
     prepare_for(store, deployment, (moves, cuts), settings, keys_of, &Origin::default()).await
 }
 
-/// [`prepare`], for somebody else than this process's user. Several jobs without a plan are one of their own:
-/// those of one command are known together.
+/// [`prepare`], for a user other than this process's. Several jobs without a plan form a plan of their own:
+/// the jobs of one command belong together.
 ///
 /// # Errors
 /// Likewise.
@@ -449,7 +449,7 @@ pub(crate) async fn prepare_for(
         match listed(store, task, &origin) {
             Ok(ready) => jobs.push(ready),
             Err(e) => {
-                // None of them is begun, by this process or by one that takes up what others have left.
+                // None of them is begun, by this process or by another that takes up what others have left.
                 for ready in &jobs {
                     forget(store, ready.task.id());
                 }
@@ -460,7 +460,7 @@ pub(crate) async fn prepare_for(
     Ok(jobs)
 }
 
-/// Writes a job down that can be begun; nothing of it is left where that fails.
+/// Writes down a job that can be begun; if that fails, nothing of it is left.
 fn listed(store: &Store, task: Task, origin: &Origin) -> Result<Ready> {
     let id = task.id().clone();
     let journal = store.create(id.as_str())?;
@@ -477,11 +477,11 @@ fn forget(store: &Store, id: &JobId) {
     }
 }
 
-/// Runs jobs: those of one source one after another, those of different sources at the same time. After one
+/// Runs jobs: those of one source one after another, those of different sources at the same time. After a job
 /// that does not end well no other is begun; those that run are finished.
 ///
 /// # Errors
-/// `Own` where a journal cannot be written.
+/// `Own` if a journal cannot be written.
 pub async fn run(
     deployment: &Arc<Deployment>,
     jobs: Vec<Ready>,
@@ -542,7 +542,7 @@ async fn run_queue(
             store.remove(task.id().as_str())?;
             continue;
         }
-        // Who cancels this job does not mean the others; who cancels all of them means this one as well.
+        // Cancelling this job does not cancel the others; cancelling all of them cancels this one as well.
         let (all, this) = (cancel.clone(), asked.cancel.clone());
         if all.is_cancelled() {
             this.cancel();

@@ -24,7 +24,7 @@ pub(crate) fn short(path: &Path) -> io::Result<(PathBuf, Option<File>)> {
     Ok((through, Some(folder)))
 }
 
-/// Whether a process serves this socket; also where it is stopped or hangs.
+/// Whether a process serves this socket; even if it is stopped or hangs.
 pub(crate) fn is_served(socket: &Path) -> bool {
     let connect = || {
         let (name, _folder) = short(socket)?;

@@ -16,7 +16,7 @@ pub fn of_copy(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> 
     move || {
         let counts = progress.snapshot();
         let dealt_with = counts.written + counts.skipped + counts.gone + counts.failed;
-        // Where nobody knows how many there are, those that were seen so far.
+        // If it is not known how many there are, those that were seen so far.
         let keys = if counts.keys_total > 0 { counts.keys_total } else { counts.scanned };
         let job = Status {
             keys,
@@ -44,7 +44,7 @@ pub fn of_verification(
     }
 }
 
-/// How many keys were looked at, and how many there are: on both sides where extra ones are looked for.
+/// How many keys were looked at, and how many there are: on both sides if extra ones are looked for.
 pub fn looked(progress: &VerifyProgress) -> (u64, u64) {
     let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let all = n(&progress.total_estimate) + n(&progress.extra_estimate);

@@ -37,12 +37,12 @@ use crate::store::Status;
 const REMEDY: &str = "wait for it, or see `whimbrel status` and, where it was started, `whimbrel jobs list`; \
                       `whimbrel repair` undoes moves that nobody resumes";
 
-/// How long one that gives way to others waits until it looks again, at least, and by how much more at most:
-/// two that give way to each other do not do so for ever.
+/// How long a job that gives way to others waits until it looks again, at least, and by how much more at
+/// most: two that give way to each other do not do so for ever.
 const GIVE_WAY: Duration = Duration::from_millis(150);
 const GIVE_WAY_MORE_MS: u64 = 250;
 
-/// What is known to be one's own, and so nobody else's.
+/// What is known to be our own, and not another job's.
 #[derive(Debug, Clone, Default)]
 pub struct Own {
     /// The slots of jobs that have not ended: their marks may be there, whether the jobs run or were
@@ -80,14 +80,13 @@ impl Wanted {
     }
 }
 
-/// Refuses to move slots while somebody else is at work with them, or at their nodes.
+/// Refuses to move slots while another job is at work with them, or at their nodes.
 ///
-/// A job that runs shows in the list of clients of its two nodes, between two batches as well. Where a user
-/// may not have that list, the marks of slots still show it.
+/// A running job shows in the list of clients of its two nodes, even between two batches. If a user may not
+/// have that list, the marks of slots still show it.
 ///
 /// # Errors
-/// `Unfit` where somebody is, or where something was left half-done; whatever keeps the cluster from being
-/// asked.
+/// `Unfit` if one is, or if something was left half-done; whatever keeps the cluster from being asked.
 pub async fn refuse(deployment: &Deployment, wanted: &Wanted, own: &Own) -> Result<()> {
     let survey = survey(deployment).await?;
     let found = survey.nodes.iter().find_map(|node| Some((node, trouble_at(node, wanted, own)?)));
@@ -109,10 +108,10 @@ pub(crate) struct Applicant<'a> {
 }
 
 /// Has others see that a job is at work on its two nodes, once no other whimbrel is. What this process runs
-/// it keeps apart itself. `None` where it was cancelled meanwhile.
+/// it keeps apart itself. `None` if it was cancelled meanwhile.
 ///
 /// # Errors
-/// `Unfit` where others are there for longer than the job may wait; as [`Claim::open`].
+/// `Unfit` if others are there for longer than the job may wait; as [`Claim::open`].
 pub(crate) async fn claim(
     deployment: &Deployment,
     applicant: Applicant<'_>,
@@ -179,7 +178,7 @@ fn job_at(state: &NodeState) -> Option<String> {
     Some(format!("another whimbrel is moving slots there: {}", shown(job)))
 }
 
-/// What is going on at a node that is in the way, in words; `None` where nothing is. Others may move slots of
+/// What is going on at a node that is in the way, in words; `None` if nothing is. Others may move slots of
 /// the cluster at the same time, as long as they have no node in common, and none of the slots.
 pub fn trouble_at(node: &Surveyed, wanted: &Wanted, own: &Own) -> Option<String> {
     let involved = wanted.nodes.contains(&node.id);
@@ -229,11 +228,11 @@ fn shown(connection: &str) -> String {
     format!("job {job}{of} {from}").trim_end().to_owned()
 }
 
-/// The slots of a job, where its connections show them, and its name.
+/// The slots of a job, if its connections show them, and its name.
 fn slots_and_job(name: &str) -> (Option<&str>, &str) {
     let mut parts = name.rsplit(':');
     let job = parts.next().unwrap_or(name);
-    // whimbrel:job:PROCESS:SLOTS:JOB; without slots where an older one, or a repair, is at work.
+    // whimbrel:job:PROCESS:SLOTS:JOB; without slots if an older one, or a repair, is at work.
     let slots = parts.next().filter(|_| name.split(':').count() >= 5);
     (slots, job)
 }
@@ -242,7 +241,7 @@ fn slots_and_job(name: &str) -> (Option<&str>, &str) {
 /// node, and jobs of whimbrels with another folder.
 ///
 /// # Errors
-/// Where no node can be asked for the list of nodes.
+/// If no node can be asked for the list of nodes.
 pub async fn others(deployment: &Deployment, own: &[Status]) -> Result<Vec<Status>> {
     Ok(found(&survey(deployment).await?, &deployment.endpoint.address.to_string(), own))
 }
@@ -258,7 +257,7 @@ fn found(survey: &Survey, cluster: &str, own: &[Status]) -> Vec<Status> {
                 (&job.source, &job.target) == (&native.source, &native.target)
                     && job.slots.parse().is_ok_and(|of_job: SlotSet| of_job == slots)
             };
-            // The node that gives them away reports more, where both list it.
+            // The node that gives them away reports more, if both list it.
             if jobs().any(is_own) || !native.is_export() && all.contains_key(&native.name) {
                 continue;
             }
@@ -294,7 +293,7 @@ fn found(survey: &Survey, cluster: &str, own: &[Status]) -> Vec<Status> {
                 message: format!("another whimbrel's, {from}; `whimbrel jobs cancel` ends it there"),
                 ..base()
             });
-            // The one that has marks takes slots in; the other one gives them away.
+            // The node that has marks takes slots in; the other node gives them away.
             let takes_in = !state.importing.is_empty() || !status.source.is_empty();
             let place = if takes_in { &mut status.target } else { &mut status.source };
             *place = node.id.to_string();

@@ -241,15 +241,15 @@ impl MetricsSource for Current {
     }
 }
 
-/// Why it does not get on as it should; empty where it does. The same words for as long as that lasts.
+/// Why it does not get on as it should; empty if it does. The same words for as long as that lasts.
 fn trouble(shown: &SyncShown) -> String {
     let silent = shown.silences().map(|(side, at, _)| format!("nothing is heard of the {side} {at}"));
     let full = shown.disk_full_ms.map(|_| "the disk of the state folder is full".to_owned());
     silent.chain(full).collect::<Vec<_>>().join("; ")
 }
 
-/// The longest lag, and the sum in bytes: unknown where that of one primary is. Bytes are left out where a
-/// feed reports none.
+/// The longest lag, and the sum in bytes: unknown if that of one primary is. Bytes are left out if a feed
+/// reports none.
 pub fn lag_in_words(shown: &SyncShown) -> String {
     let lags: Option<Vec<u64>> = shown.sources.iter().map(|source| source.lag_ms).collect();
     let Some(lags) = lags else { return "unknown".to_owned() };

@@ -6,7 +6,7 @@
 //! stands until that node has said the same, or for 10 s: then something else has happened since, and the
 //! cluster is right.
 //!
-//! Where primaries have ports of ours, those who ask there are shown these ports instead.
+//! If primaries have ports of ours, clients that ask there are shown these ports instead.
 
 mod announced;
 
@@ -40,7 +40,7 @@ pub struct Topology {
 struct State {
     table: Table,
     replies: Replies,
-    /// Slots that were handed over, of which the node that is asked may not have heard.
+    /// Slots that were handed over; the node that is asked may not have heard of it.
     news: BTreeMap<Slot, News>,
     announced: Announced,
 }
@@ -51,12 +51,12 @@ struct News {
     until: Instant,
 }
 
-/// Where the owner of a slot is.
+/// The address of a slot's owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// Its name.
     pub id: NodeId,
-    /// The host that clients are sent to; empty where that is the one that they have asked.
+    /// The host that clients are sent to; empty if that is the host that they have asked.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -141,7 +141,7 @@ impl Topology {
         self.lock().table.shards().iter().map(|shard| shard.group().primary.id.clone()).collect()
     }
 
-    /// Waits until the primaries may be others. For one who waits.
+    /// Waits until the primaries may be others. For one waiter.
     pub async fn regrouped(&self) {
         self.regrouped.notified().await;
     }
@@ -156,8 +156,8 @@ impl Topology {
         self.lock().announced.ports().clone()
     }
 
-    /// Where the primaries are that own slots and that the node which was asked last cannot reach, and
-    /// whether a majority of the primaries finds so.
+    /// The primaries that own slots and that the last asked node cannot reach, by address; and whether a
+    /// majority of the primaries finds so.
     pub fn unreachable(&self) -> Vec<(String, bool)> {
         let state = self.lock();
         let lost = state.table.shards().iter().filter(|shard| !shard.ranges().is_empty());
@@ -172,7 +172,7 @@ impl Topology {
         lost.collect()
     }
 
-    /// Who owns a slot.
+    /// The owner of a slot.
     pub fn owner(&self, slot: Slot) -> Option<Owner> {
         let state = self.lock();
         let primary = &state.table.shards()[state.table.owner(slot)?].group().primary;
@@ -232,7 +232,7 @@ mod tests {
             built(&topology),
             Replies::new(&said("0-6 10-99", "7-9 100-16383")).slots(Protocol::Resp2).to_bytes()
         );
-        // It has heard of it, and then somebody moves the slots back.
+        // It has heard of it, and then the slots are moved back.
         topology.see(said("0-6 10-99", "7-9 100-16383"));
         topology.see(said("0-99", "100-16383"));
         assert_eq!(owner(&topology, 7), id("1"));

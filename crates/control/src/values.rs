@@ -19,12 +19,12 @@ pub fn parse_ms(text: &str) -> Result<u64, String> {
     u64::try_from(duration.as_millis()).map_err(|_| "that is too long".to_owned())
 }
 
-/// How long something may not move. Within less than a second nobody could know.
+/// How long something may not move. Within less than a second this could not be known.
 pub fn parse_stall(text: &str) -> Result<u64, String> {
     parse_ms(text)?.checked_sub(1_000).map(|ms| ms + 1_000).ok_or_else(|| "from 1s on".to_owned())
 }
 
-/// For how long nobody must have written. A shorter time would show nothing.
+/// How long no client may have written. A shorter time would show nothing.
 pub fn parse_quiet(text: &str) -> Result<u64, String> {
     match parse_ms(text)? {
         ms if ms < 100 => Err("nobody must have written for a while: from 100ms on".to_owned()),

@@ -10,12 +10,12 @@ use crate::again;
 use crate::naming::{JobName, job_of};
 use crate::store::{Kind, Store};
 
-/// A verification that can be gone on with.
+/// A verification that can be continued.
 #[derive(Debug)]
 pub struct VerifyRecord {
     /// How far it is.
     pub journal: Journal<VerifyState>,
-    /// Where that is kept.
+    /// The folder that it is kept in.
     pub folder: PathBuf,
     /// What the job is known by.
     pub name: String,
@@ -24,12 +24,12 @@ pub struct VerifyRecord {
 }
 
 impl VerifyRecord {
-    /// That of a verification with this description, which its user may have `given` a name. `None` where
-    /// another process makes the same comparison: only one of the two can be gone on with.
+    /// That of a verification with this description, which its user may have `given` a name. `None` if
+    /// another process makes the same comparison: only one of the two can be continued.
     ///
     /// # Errors
-    /// `Options` where the given name is taken, or what is to be resumed is another one; `Own` where the
-    /// folder cannot be written.
+    /// `Options` if the given name is taken, or what is to be resumed is another one; `Own` if the folder
+    /// cannot be written.
     pub fn open(
         folder: &Path,
         description: &str,

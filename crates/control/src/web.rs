@@ -32,26 +32,26 @@ pub struct Limits {
     pub of_one_address: usize,
     /// How long a request may take to arrive, and a handshake of TLS.
     pub request_time: Duration,
-    /// How long a connection may last; `None` where answers have no end of their own.
+    /// How long a connection may last; `None` if answers have no end of their own.
     pub connection_time: Option<Duration>,
 }
 
-/// Who is at the other end of a connection: an extension of each request.
+/// What is at the other end of a connection: an extension of each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// The place of a connection among those of which nothing is known: an extension of each request.
+/// The place of a connection among those about which nothing is known: an extension of each request.
 #[derive(Debug, Clone)]
 pub struct InLobby(Arc<Mutex<Option<Waiting>>>);
 
 impl InLobby {
-    /// Who is at the other end has shown that they may be there: no other connection takes their place.
+    /// The other end has shown that it may be here: no other connection takes its place.
     pub fn leave(&self) {
         self.0.lock().take();
     }
 }
 
-/// Where requests arrive.
+/// The socket at which requests arrive.
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
@@ -63,7 +63,7 @@ impl Listener {
     /// Begins to listen. Requests are answered once [`Listener::serve`] runs.
     ///
     /// # Errors
-    /// `Own` where the address cannot be listened on.
+    /// `Own` if the address cannot be listened on.
     pub async fn bind(listen: SocketAddr, limits: Limits, tls: Option<Acceptor>) -> Result<Listener> {
         let listener = TcpListener::bind(listen).await.map_err(|e| {
             Error::own(format!("listen on {listen}"), e)
@@ -72,10 +72,10 @@ impl Listener {
         Ok(Listener { listener, limits, tls })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     ///
     /// # Errors
-    /// `Own` where the system does not report it.
+    /// `Own` if the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
     }

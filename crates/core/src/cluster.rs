@@ -14,11 +14,11 @@ pub enum Role {
     Replica,
 }
 
-/// Who owns each slot, in one view.
+/// The owner of each slot, in one view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owners {
     ids: Vec<NodeId>,
-    /// For each slot an index into `ids` plus one; 0 where nobody owns it.
+    /// For each slot an index into `ids` plus one; 0 if no node owns it.
     of: Box<[u16]>,
 }
 
@@ -29,12 +29,12 @@ impl Owners {
         self.ids.get(usize::from(index).checked_sub(1)?)
     }
 
-    /// Everybody who owns any.
+    /// All nodes that own any.
     pub fn ids(&self) -> &[NodeId] {
         &self.ids
     }
 
-    /// From a set of slots for each owner. Where two have the same slot, the later one has it.
+    /// From a set of slots for each owner. If two have the same slot, the later one has it.
     pub fn new(owned: impl IntoIterator<Item = (NodeId, SlotSet)>) -> Owners {
         let mut owners = Owners { ids: Vec::new(), of: vec![0; usize::from(Slot::COUNT)].into_boxed_slice() };
         // There are no more owners than slots: the index fits.
@@ -92,24 +92,25 @@ pub struct State<'a> {
     pub config_epoch: u64,
     /// The slots that it says are its own.
     pub slots: &'a SlotSet,
-    /// Open slots that it takes in, and from whom.
+    /// Open slots that it takes in, and from which node.
     pub importing: &'a [(Slot, NodeId)],
-    /// Open slots that it gives away, and to whom.
+    /// Open slots that it gives away, and to which node.
     pub migrating: &'a [(Slot, NodeId)],
-    /// Who owns what in its view.
+    /// The owners of slots in its view.
     pub owners: &'a Owners,
     /// Nodes that a majority has agreed have failed, with the epoch of each one's last claim in its view.
     pub failed: &'a [(NodeId, u64)],
-    /// Its keys in each slot, where they were counted.
+    /// Its keys in each slot, if they were counted.
     pub counts: Option<&'a KeyCounts>,
     /// Its keys beyond those that were counted, in slots that are not its own: Redis 8.4 and later show such
-    /// keys only where a slot is marked as importing.
+    /// keys only if a slot is marked as importing.
     pub hidden_keys: u64,
     /// Its keys in databases other than 0.
     pub keys_elsewhere: u64,
     /// How far its replication stream has come, in bytes.
     pub repl_offset: u64,
-    /// It reports to a replica who owns what, if that one's idea of its primary's slots differs from its own.
+    /// It tells a replica the owners of slots, if that one's idea of its primary's slots differs from its
+    /// own.
     pub corrects_replicas: bool,
 }
 
@@ -128,7 +129,7 @@ pub struct Node<'a> {
     pub reported_role: Role,
     /// Whom it follows, likewise.
     pub reported_primary: Option<&'a NodeId>,
-    /// What it says itself; `None` where it does not answer.
+    /// What it says itself; `None` if it does not answer.
     pub state: Option<State<'a>>,
 }
 
@@ -195,19 +196,19 @@ impl<'a> Cluster<'a> {
     }
 
     /// A server raises its epoch and dies before its replicas have heard of it: the others do not vote for an
-    /// epoch below the one that they have heard of, and the epoch of a node that is gone travels no further.
-    /// Redis stays like that until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4, 8.1.2 and
-    /// later notify the replica when they refuse it (valkey-io/valkey#2178).
+    /// epoch below the highest that they have heard of, and the epoch of a node that is gone travels no
+    /// further. Redis stays like that until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4,
+    /// 8.1.2 and later notify the replica when they refuse it (valkey-io/valkey#2178).
     pub fn outdated_replicas(&self) -> Vec<OutdatedReplicas<'a>> {
         let mut found = Vec::new();
         let voters: Vec<State<'_>> =
             self.answering_primaries().map(|(_, s)| s).filter(|s| !s.slots.is_empty()).collect();
-        // Those who have failed count as well: every owner of slots, in the view of any.
+        // Nodes that have failed count as well: every owner of slots, in the view of any.
         let Some(owners) = voters.first().map(|s| s.owners.ids()) else { return found };
         let majority = owners.len() / 2 + 1;
         let lost = |n: &&Node<'_>| n.is_primary() && n.state.is_none() && owners.contains(n.id);
         for lost in self.nodes.iter().filter(lost) {
-            // Who does not find it failed votes for nobody.
+            // A node that does not find it failed votes for no replica.
             let epochs: Vec<u64> = voters
                 .iter()
                 .filter_map(|s| s.failed.iter().find(|f| f.0 == *lost.id))

@@ -133,8 +133,8 @@ impl Pattern {
         self.portable
     }
 
-    /// The slot that all matching keys are in, where the pattern alone says so: it is literal, or has a
-    /// literal hash tag that no other brace can come before.
+    /// The slot that all matching keys are in, if the pattern alone says so: it is literal, or has a literal
+    /// hash tag that no other brace can come before.
     pub fn tag_slot(&self) -> Option<Slot> {
         if self.is_literal() {
             return Some(Slot::of_key(&self.literal_prefix));
@@ -265,8 +265,8 @@ impl ByteSet {
     }
 }
 
-/// True where a `[` outside of an escape is never closed. Servers read such a class up to the end of the
-/// pattern, which nobody means.
+/// True if a `[` outside of an escape is never closed. Servers read such a class up to the end of the
+/// pattern, which no user means.
 pub fn leaves_class_open(pattern: &[u8]) -> bool {
     let mut open = false;
     let mut bytes = pattern.iter();

@@ -12,7 +12,7 @@ const MINUTE_S: u64 = 60;
 const HOUR_S: u64 = 3_600;
 const DAY_S: u64 = 86_400;
 
-/// How long after its time something is still begun that has no window: later nobody expects it.
+/// How long after its time something without a window is still begun: later no user expects it.
 const LATE_MAX_S: u64 = HOUR_S;
 
 /// Why a time is none.
@@ -35,7 +35,7 @@ pub enum TimeError {
 pub struct Window {
     /// When it begins, in seconds of the day.
     from_s: u64,
-    /// When it ends; before it begins where it lasts over midnight.
+    /// When it ends; before it begins if it lasts over midnight.
     until_s: u64,
 }
 
@@ -64,7 +64,7 @@ impl Window {
     }
 }
 
-/// The next moment with this time of the day, in seconds; the moment itself where it has that.
+/// The next moment with this time of the day, in seconds; the moment itself if it has that.
 fn next(of_day_s: u64, epoch_s: u64) -> u64 {
     epoch_s + (of_day_s + DAY_S - epoch_s % DAY_S) % DAY_S
 }
@@ -103,7 +103,7 @@ impl From<Window> for String {
     }
 }
 
-/// As it is written, in UTC: `01:00-05:00Z`, with seconds where it has any: jobs are written down so.
+/// As it is written, in UTC: `01:00-05:00Z`, with seconds if it has any: jobs are written down so.
 impl fmt::Display for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [from, until] = [self.from_s, self.until_s].map(|s| {
@@ -137,7 +137,7 @@ pub enum Due {
     At(u64),
     /// Once the pause that it needs is known, and short enough.
     OnceReady,
-    /// Its time has passed; nobody expects it any more.
+    /// Its time has passed; no user expects it any more.
     TooLate,
 }
 
@@ -147,7 +147,7 @@ impl When {
         *self != When::default()
     }
 
-    /// Whether it is due, by the pause that it needs in milliseconds, as far as that is known, and the one
+    /// Whether it is due, by the pause that it needs in milliseconds, as far as that is known, and the pause
     /// that is allowed.
     pub fn due(&self, now_s: u64, pause_ms: Option<u64>, allowed_ms: u64) -> Due {
         if let Some(at) = self.not_before_s {

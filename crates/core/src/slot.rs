@@ -348,7 +348,7 @@ impl FromStr for SlotSet {
     type Err = SlotParseError;
 
     /// Parses slots and ranges separated by commas: `0-1023,5000`. Blanks are ignored, overlaps are fine. The
-    /// empty text is an error, since who selects slots means to have some.
+    /// empty text is an error, since a user who selects slots means to have some.
     fn from_str(text: &str) -> Result<SlotSet, SlotParseError> {
         if text.trim().is_empty() {
             return Err(SlotParseError::Empty);

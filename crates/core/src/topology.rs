@@ -1,7 +1,7 @@
 //! The slot table: which shard owns which slot, and what changed when it changed.
 //!
-//! A [`Table`] answers two questions without a search: who owns a slot, and which ranges a shard has. A
-//! change of it returns a [`Change`], which says what has to be built again of anything that is built from
+//! A [`Table`] answers two questions without a search: which shard owns a slot, and which ranges a shard has.
+//! A change of it returns a [`Change`], which says what has to be built again of anything that is built from
 //! the table. The replies to clients are such a thing; they are built in the crate `wire`.
 //!
 //! Ranges come from one walk over the slots, when a table is made. After that only the lists of the shards
@@ -42,17 +42,17 @@ pub enum Naming {
 pub struct Member {
     /// Its name.
     pub id: NodeId,
-    /// Its IP address as it announces it. Never empty: a node that nobody can be sent to is in no table.
+    /// Its IP address as it announces it. Never empty: a node that no client can be sent to is in no table.
     pub ip: String,
     /// The host name that it announces besides.
     pub hostname: Option<String>,
     /// By what clients are sent to it.
     pub naming: Naming,
-    /// The port for clients without TLS, where it is known.
+    /// The port for clients without TLS, if it is known.
     pub port: Option<u16>,
-    /// The port for clients with TLS, where it is known.
+    /// The port for clients with TLS, if it is known.
     pub tls_port: Option<u16>,
-    /// The port of its cluster bus, where it is known.
+    /// The port of its cluster bus, if it is known.
     pub bus_port: Option<u16>,
     /// The epoch of its claim to its slots; of a replica its primary's.
     pub config_epoch: u64,
@@ -73,7 +73,7 @@ impl Member {
         }
     }
 
-    /// The port that clients are sent to: the one without TLS where both are known, 0 where none is.
+    /// The port that clients are sent to: the one without TLS if both are known, 0 if none is.
     pub fn client_port(&self) -> u16 {
         self.port.or(self.tls_port).unwrap_or(0)
     }
@@ -82,9 +82,9 @@ impl Member {
 /// A primary and its replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Who owns the slots.
+    /// The owner of the slots.
     pub primary: Member,
-    /// Who follows it, in the order of ids.
+    /// The nodes that follow it, in the order of ids.
     pub replicas: Vec<Member>,
 }
 
@@ -117,10 +117,10 @@ impl Shard {
 /// Slots as their places in arrays.
 const SLOTS: usize = Slot::COUNT as usize;
 
-/// Of a slot that nobody owns.
+/// Of a slot that no shard owns.
 const NOBODY: u32 = 0;
 
-/// Who owns which slot.
+/// Which shard owns which slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     myself: NodeId,
@@ -142,12 +142,12 @@ pub struct Change {
     pub slots: SlotSet,
     /// Shards that gave or got slots.
     pub owners: BTreeSet<usize>,
-    /// Shards of which a node is another, or is shown in another way.
+    /// Shards with a node that is another, or is shown in another way.
     pub groups: BTreeSet<usize>,
 }
 
 impl Change {
-    /// True where everything is as it was.
+    /// True if everything is as it was.
     pub fn is_empty(&self) -> bool {
         !self.is_whole && self.slots.is_empty() && self.groups.is_empty()
     }
@@ -155,7 +155,7 @@ impl Change {
 
 impl Table {
     /// The table in the eyes of the node `myself`. `owner_of` is asked once for each slot, in ascending
-    /// order, for the index in `groups`; an index that is not there counts as nobody.
+    /// order, for the index in `groups`; an index that is not there counts as no owner.
     pub fn new(myself: NodeId, groups: Vec<Group>, mut owner_of: impl FnMut(Slot) -> Option<usize>) -> Table {
         let shards = groups.into_iter().map(|group| Shard { group, ranges: Vec::new() }).collect();
         let mut table = Table { myself, shards, owners: Box::new([NOBODY; SLOTS]), assigned: 0 };
@@ -225,7 +225,7 @@ impl Table {
             at += self.owners[at..=last].iter().take_while(|other| **other == owner).count();
             let index = index_of(owner)?;
             let end = match at > last {
-                // It may go on: its shard knows how far, so that nobody has to walk there.
+                // It may go on: its shard knows how far, so that no walk is needed there.
                 true => self.range_of(start)?.0.end(),
                 false => slot_at(at - 1)?,
             };
@@ -233,8 +233,8 @@ impl Table {
         })
     }
 
-    /// Gives slots to a shard, or to nobody; an index that is not there is nobody. Costs as much as the slots
-    /// that change and the ranges of those who gave and got them, whatever the size of the cluster.
+    /// Gives slots to a shard, or to none; an index that is not there is none. Costs as much as the slots
+    /// that change and the ranges of the shards that gave and got them, whatever the size of the cluster.
     pub fn assign(&mut self, slots: &SlotSet, owner: Option<usize>) -> Change {
         let owner = owner.filter(|index| *index < self.shards.len());
         let mut change = Change::default();
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(table.assigned(), 200 + 11_384);
         assert_eq!(table.range_of(slot(150)), Some(("101-199".parse().expect("a range"), 0)));
         assert_eq!(table.range_of(slot(300)), None);
-        // An index without a shard is nobody.
+        // An index without a shard is no owner.
         assert_eq!(self::table(1, |_| Some(1)).assigned(), 0);
     }
 
@@ -422,7 +422,7 @@ mod tests {
         ) {
             let mut edited = table(4, |slot| Some(usize::from(slot.number() / fragments) % 4));
             for (start, count, owner) in edits {
-                // The fifth is nobody.
+                // The fifth is no owner.
                 let owner = Some(owner).filter(|owner| *owner < 4);
                 let moved = SlotSet::from_iter((start..start.saturating_add(count)).filter_map(Slot::new));
                 let before = edited.clone();

@@ -2,10 +2,9 @@
 //!
 //! Such a proxy passes commands on by the keys that they name, and knows no others: no `CLIENT`, `SELECT`,
 //! `INFO`, `SCAN`, `TIME` or `MULTI`. nutcracker (twemproxy) hangs up on them. But it passes on scripts, by
-//! their first key. So what the proxy does not know is sent as a script that runs it, to the server of the
-//! key that it is about; and a command about the server itself by the
-//! [route](crate::endpoint::Behind::route) that leads there. What must not be sent so, because it would reach
-//! one server where several are meant, is refused.
+//! their first key. So what the proxy does not know is sent as a script that runs it, to the server that has
+//! the script's key; and a command about the server itself by the [route](crate::endpoint::Behind::route)
+//! that leads there. Such a script reaches one server: a command that is meant for several is refused.
 
 use bytes::{Buf, Bytes};
 use whimbrel_wire::encode::Outbox;
@@ -14,7 +13,7 @@ use whimbrel_wire::request::{Request, RequestLimits, RequestScanner};
 /// Runs the command that its arguments are.
 const RUN: &[u8] = b"return redis.pcall(unpack(ARGV))";
 
-/// When a key expires, also where there is no `PEXPIRETIME`: within a script the clock stands still.
+/// When a key expires, even if there is no `PEXPIRETIME`: within a script the clock stands still.
 const EXPIRY: &[u8] = b"local at = redis.pcall('PEXPIRETIME', KEYS[1]) \
     if type(at) ~= 'table' then return at end \
     local left = redis.call('PTTL', KEYS[1]) \

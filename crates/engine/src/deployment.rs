@@ -28,14 +28,14 @@ pub struct Shard {
     pub slots: SlotSet,
 }
 
-/// Who owns which slot, at one moment.
+/// Which shard owns which slot, at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     /// False for a standalone server.
     pub cluster: bool,
     /// The shards that own slots.
     pub shards: Vec<Shard>,
-    /// For each slot the index of its shard plus one; 0 where nobody owns it.
+    /// For each slot the index of its shard plus one; 0 if no shard owns it.
     owner: Vec<u16>,
 }
 
@@ -93,8 +93,8 @@ impl Topology {
         self.shards.get(usize::from(index).checked_sub(1)?)
     }
 
-    /// Whether `asked`, which reports `now`, seems to have left the cluster that this is: it knows of none
-    /// of the other nodes that have slots, and of no owner for some slot. One that was reset knows of itself
+    /// Whether `asked`, which reports `now`, seems to have left the cluster that this is: it knows of none of
+    /// the other nodes that have slots, and of no owner for some slot. A node that was reset knows of itself
     /// at most.
     fn is_left_by(&self, now: &Topology, asked: &Address) -> bool {
         let knows = |node: &Address| now.nodes().any(|other| other == node);
@@ -129,7 +129,7 @@ impl Topology {
         moved
     }
 
-    /// Slots that nobody owns.
+    /// Slots without an owner.
     pub fn unowned(&self) -> usize {
         self.owner.iter().filter(|o| **o == 0).count()
     }
@@ -138,7 +138,7 @@ impl Topology {
 /// What the primaries of a cluster said of themselves at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
-    /// The line of `CLUSTER NODES` of each about itself, but for its times.
+    /// The line of `CLUSTER NODES` of each about itself, except its times.
     lines: Vec<String>,
     open: SlotSet,
 }
@@ -170,7 +170,7 @@ impl Deployment {
     /// Connects and finds out what is there. Writes nothing.
     ///
     /// # Errors
-    /// Whatever keeps us from connecting or asking; `Unfit` where a cluster has no slots, or a database other
+    /// Whatever keeps us from connecting or asking; `Unfit` if a cluster has no slots, or a database other
     /// than 0 was named for a cluster.
     pub async fn probe(endpoint: Endpoint, options: LinkOptions) -> Result<Deployment> {
         Deployment::probe_by(endpoint, options, true).await
@@ -246,7 +246,7 @@ impl Deployment {
         self.capabilities.probe_payload_version(&mut link, key.as_bytes(), false).await
     }
 
-    /// A cluster whose nodes others have reported. Nothing of it is looked at.
+    /// A cluster whose nodes others have reported. None of them is asked.
     pub fn of_members(
         endpoint: Arc<Endpoint>,
         options: LinkOptions,
@@ -294,7 +294,7 @@ impl Deployment {
     }
 
     /// Whether a proxy stands before the servers: commands about several keys, and what a connection
-    /// otherwise learns, are not to be had.
+    /// otherwise learns, are not available.
     pub fn is_proxied(&self) -> bool {
         self.topology().is_proxied()
     }
@@ -329,7 +329,7 @@ impl Deployment {
     /// primary. A standalone server without sentinels has none to ask for.
     ///
     /// # Errors
-    /// The last node's, where none answered; as [`sentinel::group`].
+    /// The last node's error, if none answered; as [`sentinel::group`].
     pub async fn refresh(&self) -> Result<Arc<Topology>> {
         Ok(self.set_topology(self.topology_now().await?))
     }
@@ -390,7 +390,7 @@ impl Deployment {
             let reply = link.ask(&[b"CLUSTER", b"NODES"]).await?;
             match reply.as_bytes() {
                 Some(text) => marked_slots(&String::from_utf8_lossy(text), &mut open),
-                // Where an ACL forbids it, redirections still show it.
+                // If an ACL forbids it, redirections still show it.
                 None if reply.as_error().is_some() => {}
                 None => return Err(link.unexpected("CLUSTER NODES", &reply)),
             }
@@ -398,7 +398,7 @@ impl Deployment {
         Ok(open)
     }
 
-    /// Who claims which slots, by the nodes' own words. Where two are equal and [at
+    /// Which node claims which slots, by the nodes' own words. If two of these are equal and [at
     /// rest](Claims::are_at_rest), no key has gone from one node to another between them: a slot that changes
     /// its owner raises an epoch, which is among the words. A standalone server claims nothing.
     ///
@@ -432,7 +432,7 @@ impl Deployment {
         Link::open(&self.endpoint, address, LinkOptions { db, ..self.options }).await
     }
 
-    /// As [`Deployment::open`], where the node is one `side` of a transfer inside this deployment: its errors
+    /// As [`Deployment::open`], if the node is one `side` of a transfer inside this deployment: its errors
     /// say so.
     ///
     /// # Errors
@@ -458,7 +458,7 @@ impl Deployment {
 /// How often a server is asked directly again that seems to be a proxy.
 const DIRECT_AGAIN: usize = 3;
 
-/// Connects, and asks who answers there, which is guessed where `INFO` is refused and not `needs_info`; of a
+/// Connects, and asks what answers there: if `INFO` is refused and not `needs_info`, this is guessed; of a
 /// proxy, one of the servers behind it, and all of them.
 async fn met(
     endpoint: &Arc<Endpoint>,
@@ -496,7 +496,7 @@ async fn met(
 }
 
 /// Reads `CLUSTER SLOTS`, which every version has and which crashes none (`CLUSTER SHARDS` does crash some):
-/// who has which slots, and how the cluster names its nodes.
+/// which node has which slots, and how the cluster names its nodes.
 async fn read_topology(link: &mut Link) -> Result<(Topology, Naming)> {
     let reply = link.call(&[b"CLUSTER", b"SLOTS"]).await?;
     let Some(entries) = reply.as_items() else {

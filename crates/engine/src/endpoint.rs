@@ -102,7 +102,7 @@ impl Address {
         Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?))
     }
 
-    /// The host, where it is TCP.
+    /// The host, if it is TCP.
     pub fn host(&self) -> Option<&str> {
         match self {
             Address::Tcp(host, _) => Some(host),
@@ -143,7 +143,7 @@ impl fmt::Display for Address {
 /// How to use TLS.
 #[derive(Debug, Clone, Default)]
 pub struct TlsOptions {
-    /// PEM file with the authorities to trust; the system's own where it is not given.
+    /// PEM file with the authorities to trust; the system's own if it is not given.
     pub ca_file: Option<PathBuf>,
     /// PEM file with the client certificate chain.
     pub cert_file: Option<PathBuf>,
@@ -158,33 +158,33 @@ pub struct TlsOptions {
 /// How to log in to sentinels, which have users of their own.
 #[derive(Debug, Clone, Default)]
 pub struct SentinelLogin {
-    /// The ACL user; the sentinel's `default` where it is not given.
+    /// The ACL user; the sentinel's `default` if it is not given.
     pub user: Option<String>,
     /// The password.
     pub password: Option<Secret>,
 }
 
-/// One end of a transfer as the user named it: where, who, and how. The deployment behind it (standalone or
-/// cluster) is found by probing.
+/// One end of a transfer as the user named it: where it is, the user, and how to connect. The deployment
+/// behind it (standalone or cluster) is found by probing.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     /// Which side of the transfer this is.
     pub side: Side,
     /// The first server to ask.
     pub address: Address,
-    /// The ACL user; the server's `default` where it is not given.
+    /// The ACL user; the server's `default` if it is not given.
     pub user: Option<String>,
     /// The password.
     pub password: Option<Secret>,
-    /// What prints the password, where it expires; then `password` is not used.
+    /// What prints the password, if it expires; then `password` is not used.
     pub password_command: Option<Arc<PasswordCommand>>,
-    /// How to log in to sentinels, where the address names some.
+    /// How to log in to sentinels, if the address names some.
     pub sentinel: SentinelLogin,
-    /// What `PSYNC` is called there, where it is called otherwise: at one address, or at all others.
+    /// What `PSYNC` is called there, if it is called otherwise: at one address, or at all others.
     pub psync: Vec<(Option<Address>, String)>,
-    /// The database in the URL, where one was given.
+    /// The database in the URL, if one was given.
     pub db: Option<u32>,
-    /// TLS, where the scheme or a flag asked for it.
+    /// TLS, if the scheme or a flag asked for it.
     pub tls: Option<TlsOptions>,
     /// How the cluster names its nodes to clients, once it was asked.
     pub naming: Naming,
@@ -195,8 +195,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// How to name it again with its user, TLS and a database, and without a password. `None` where its
-    /// address is enough, or no such name can be written.
+    /// How to name it again with its user, TLS and a database, and without a password. `None` if its address
+    /// is enough, or no such name can be written.
     pub fn url(&self, db: Option<u32>) -> Option<String> {
         let Address::Tcp(..) = &self.address else { return None };
         let is_plain = |user: &&String| user.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
@@ -313,7 +313,7 @@ impl Endpoint {
         Some(self)
     }
 
-    /// The password to log in with now; `None` where none is needed.
+    /// The password to log in with now; `None` if none is needed.
     ///
     /// # Errors
     /// As [`PasswordCommand::token`].
@@ -330,7 +330,7 @@ impl Endpoint {
         of(Some(address)).or_else(|| of(None)).map_or("PSYNC", |(_, name)| name)
     }
 
-    /// The address as it was typed, without its password; `None` where it holds none.
+    /// The address as it was typed, without its password; `None` if it holds none.
     pub fn without_password(text: &str) -> Option<String> {
         if let Some(((user, password), rest)) = split_login(text) {
             password?;
@@ -369,8 +369,8 @@ impl Endpoint {
     /// What to connect to for a node of a cluster that has this IP address and port, and announces this host
     /// name or none. The address map goes by either.
     ///
-    /// A client that asks a node by a host name reaches the others by theirs, also where the cluster prefers
-    /// IP addresses: with TLS their certificates may know none.
+    /// A client that asks a node by a host name reaches the others by theirs, even if the cluster prefers IP
+    /// addresses: with TLS, their certificates may not name these.
     pub fn reach_node(
         &self,
         naming: Naming,

@@ -17,7 +17,7 @@ pub enum Side {
     Source,
     /// Where keys go to.
     Target,
-    /// Where several processes of whimbrel write down what they share.
+    /// Where several processes of whimbrel write what they share.
     Store,
     /// Whimbrel itself and the machine it runs on.
     Own,
@@ -62,7 +62,7 @@ pub enum ErrorKind {
     /// What the user asks for makes no sense, by itself or for what it names: a node, a job, a folder.
     /// Nothing has been changed, and no server is to blame.
     Options(String),
-    /// The server refuses a command that is needed, to this user or to everybody.
+    /// The server refuses a command that is needed, to this user or to all users.
     Forbidden {
         /// Its name, with its subcommand.
         command: String,
@@ -74,21 +74,21 @@ pub enum ErrorKind {
         /// The command, as it is needed.
         command: String,
     },
-    /// The server answers what reads, and has kept what writes waiting for this many milliseconds: somebody
-    /// has paused its clients.
+    /// The server answers reads, and has kept writes waiting for this many milliseconds: its clients are
+    /// paused.
     Paused(u64),
-    /// Clients went on writing to the source while somebody else was to stop them.
+    /// Clients went on writing to the source although another party was to stop them.
     StillWritten(Box<StillWritten>),
     /// Something of our own: a file, the journal, the state folder.
     Own(String),
 }
 
-/// Who still wrote, and what, as far as it is known.
+/// Which clients still wrote, and what, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StillWritten {
     /// For how long it was waited for them to stop, in milliseconds.
     pub waited_ms: u64,
-    /// Those who wrote last, for people.
+    /// The clients that wrote last, for people.
     pub clients: Vec<String>,
     /// Some of the keys that were touched last, as they are shown to people.
     pub keys: Vec<String>,
@@ -118,7 +118,7 @@ pub struct Error {
     pub tried: Box<str>,
     /// What went wrong.
     pub kind: ErrorKind,
-    /// What became of what it was about, where that has to be known in any case; or empty.
+    /// What became of the thing that the error is about, if the user has to know; or empty.
     pub left: Box<str>,
     /// What the user can do about it.
     pub remedy: Option<Box<Remedy>>,
@@ -172,7 +172,7 @@ impl Error {
         Problem(self).to_string()
     }
 
-    /// The server's own error, where it was one.
+    /// The server's own error, if it was one.
     pub fn server(&self) -> Option<&ServerError> {
         match &self.kind {
             ErrorKind::Server(e) => Some(e),
@@ -180,8 +180,8 @@ impl Error {
         }
     }
 
-    /// True where what was asked for was refused as it is: the servers, the user's rights or the moment do
-    /// not fit. A server's own error is none of these.
+    /// True if what was asked for was refused as it is: the servers, the user's rights or the moment do not
+    /// fit. A server's own error is none of these.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self.kind,
@@ -193,12 +193,12 @@ impl Error {
         )
     }
 
-    /// True where the server began a reply that is longer than what was to be read at once.
+    /// True if the server began a reply that is longer than what was to be read at once.
     pub fn is_too_large(&self) -> bool {
         matches!(&self.kind, ErrorKind::Malformed(e) if e.is_too_large())
     }
 
-    /// True where the connection is of no further use and a new one may help: the link broke, timed out, or
+    /// True if the connection is of no further use and a new one may help: the link broke, timed out, or
     /// could not be made, or the server's clients are paused.
     pub fn is_link(&self) -> bool {
         matches!(
@@ -211,7 +211,7 @@ impl Error {
         )
     }
 
-    /// True where trying again later, perhaps at another node, can succeed without anybody changing anything.
+    /// True if trying again later, perhaps at another node, can succeed without any change by the user.
     pub fn is_transient(&self) -> bool {
         self.is_link() || self.server().is_some_and(|e| e.code.is_transient())
     }
@@ -278,7 +278,7 @@ pub struct ServerError {
     /// What it means for us.
     pub code: Code,
     /// The text, without the arguments that servers quote after a command they do not know: they may be user
-    /// data, or a password. Shortened where it is long.
+    /// data, or a password. Shortened if it is long.
     pub text: String,
 }
 
@@ -286,7 +286,7 @@ pub struct ServerError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Code {
     /// The slot belongs to another node: ask there, and refresh the topology. The address is `HOST:PORT`; the
-    /// host is empty where the server does not know its own name, and then means the host that answered.
+    /// host is empty if the server does not know its own name, and then means the host that answered.
     Moved(Slot, String),
     /// This key is already at the node that imports the slot: ask there, once, after `ASKING`.
     Ask(Slot, String),
@@ -422,7 +422,7 @@ impl ServerError {
         self.code == Code::UnknownCommand || self.code == Code::NoPermission && is_of_command()
     }
 
-    /// The error in a reply, where it is one.
+    /// The error in a reply, if it is one.
     pub fn of(reply: &Value) -> Option<ServerError> {
         reply.as_error().map(|text| ServerError::classify(text))
     }

@@ -27,8 +27,8 @@ pub enum Expiry {
 pub enum Clock {
     /// The server reports the time itself, by `PEXPIRETIME`.
     Absolute,
-    /// The server's, which is read before and after `PTTL`. That counts from the clock at that very command,
-    /// in a transaction as well: where both times are the same millisecond, the sum is the expiry to the
+    /// The server's, which is read before and after `PTTL`. `PTTL` counts from the clock at that very
+    /// command, even in a transaction: if both times are the same millisecond, the sum is the expiry to the
     /// millisecond.
     Servers,
     /// [That of this process](now_ms): `PTTL` says how much is left, and counts from when its answer is read.
@@ -40,7 +40,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// That of a server whose clock may be asked: `absolute` where it has `PEXPIRETIME`.
+    /// That of a server whose clock may be asked: `absolute` if it has `PEXPIRETIME`.
     pub fn of_server(absolute: bool) -> Clock {
         if absolute { Clock::Absolute } else { Clock::Servers }
     }
@@ -80,7 +80,7 @@ pub fn ask(out: &mut Outbox, clock: Clock, key: &[u8]) {
     question(clock, key, &mut |command| out.push(command));
 }
 
-/// As [`ask`], the commands one by one: for those who have something to say before each.
+/// As [`ask`], the commands one by one: for callers that send something before each.
 pub fn question<'a>(clock: Clock, key: &'a [u8], push: &mut dyn FnMut(&[&'a [u8]])) {
     match clock {
         Clock::Absolute => push(&[b"PEXPIRETIME", key]),
@@ -93,7 +93,7 @@ pub fn question<'a>(clock: Clock, key: &'a [u8], push: &mut dyn FnMut(&[&'a [u8]
     }
 }
 
-/// Reads the replies to [`ask`]. `None` where one is missing.
+/// Reads the replies to [`ask`]. `None` if one is missing.
 pub fn read<V: Borrow<Value>>(replies: &mut impl Iterator<Item = V>, clock: Clock) -> Option<Expiry> {
     let has_times = clock == Clock::Servers;
     let before = if has_times { Some(replies.next()?) } else { None };

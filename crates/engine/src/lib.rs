@@ -6,7 +6,7 @@
 //! - [`unanswered`]: connections that ended while a server may still have commands of them;
 //! - [`login`]: passwords, and those that expire, which a command prints;
 //! - [`behind`] and [`routes`]: servers behind a proxy that divides keys among them;
-//! - [`paused`]: servers whose clients somebody has paused;
+//! - [`paused`]: servers whose clients are paused;
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;

@@ -87,7 +87,7 @@ impl Link {
     /// # Errors
     /// `Connect`, `Tls`, `Auth`, or what the server answered to the greeting (for example `LOADING`).
     pub async fn open(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
-        // A command may have to be run for it, which has a bound of its own.
+        // This may have to run a command, which has a bound of its own.
         endpoint.token().await?;
         let opened = async {
             let io = Io::open(endpoint, address).await?;
@@ -99,7 +99,7 @@ impl Link {
         Link::in_time(opened, endpoint, address, options).await
     }
 
-    /// Connects and says nothing: for who logs in in another way than with `AUTH`.
+    /// Connects and says nothing: for callers that log in in another way than with `AUTH`.
     ///
     /// # Errors
     /// `Connect` or `Tls`.
@@ -111,7 +111,7 @@ impl Link {
         Link::in_time(opened, endpoint, address, options).await
     }
 
-    /// Says what is wrong where a connection is not opened in time.
+    /// Says what is wrong if a connection is not opened in time.
     async fn in_time(
         opened: impl Future<Output = Result<Link>>,
         endpoint: &Endpoint,
@@ -135,11 +135,10 @@ impl Link {
         })
     }
 
-    /// Logs in on a connection that nobody has said anything on yet. What it may take is the caller's to
-    /// bound.
+    /// Logs in on a connection on which nothing has been said yet. The caller bounds how long it may take.
     ///
     /// # Errors
-    /// As [`Link::open`], but for `Connect` and `Tls`.
+    /// As [`Link::open`], except `Connect` and `Tls`.
     pub async fn greeted(
         io: Io,
         endpoint: &Arc<Endpoint>,
@@ -151,7 +150,7 @@ impl Link {
         Ok(link)
     }
 
-    /// A connection that nobody has said anything on yet.
+    /// A connection on which nothing has been said yet.
     fn on(io: Io, endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Link {
         Link {
             endpoint: endpoint.clone(),
@@ -170,8 +169,7 @@ impl Link {
         }
     }
 
-    /// Logs out: from here on the server sees the user `default`, logged in only where that needs no
-    /// password.
+    /// Logs out: from here on the server sees the user `default`, logged in only if that needs no password.
     async fn log_out(&mut self) -> Result<()> {
         let reset = self.ask(&[b"RESET"]).await?;
         if ServerError::of(&reset).is_none() {
@@ -259,7 +257,7 @@ impl Link {
         Ok(())
     }
 
-    /// Logs in again where its password expires soon, before what is queued is sent.
+    /// Logs in again if its password expires soon, before what is queued is sent.
     async fn keep_login(&mut self) -> Result<()> {
         let queued = std::mem::take(&mut self.outbox);
         let sent = self.account.sent;
@@ -284,7 +282,7 @@ impl Link {
     /// Sends everything queued.
     ///
     /// # Errors
-    /// `Broken`, or `Timeout` where the server takes nothing in for the reply timeout.
+    /// `Broken`, or `Timeout` if the server takes nothing in for the reply timeout.
     pub async fn flush(&mut self) -> Result<()> {
         let is_in_step = self.account.sent == self.account.answered && !self.sent_in_transaction;
         if self.keeps_login && is_in_step && self.is_login_due() {
@@ -347,9 +345,9 @@ impl Link {
         }
     }
 
-    /// Waits, without a limit of time, until bytes arrive that nobody asked for: pushes, or a command stream.
-    /// They are added to [`Link::received`]; at most about `bytes_max` at once. Dropping the future loses
-    /// nothing, so that a caller can wait for something else at the same time.
+    /// Waits, without a limit of time, until bytes arrive that answer no request: pushes, or a command
+    /// stream. They are added to [`Link::received`]; at most about `bytes_max` at once. Dropping the future
+    /// loses nothing, so a caller can wait for something else at the same time.
     ///
     /// # Errors
     /// `Broken` or `Closed`.
@@ -365,8 +363,8 @@ impl Link {
     }
 
     /// The bytes that have arrived and were not read as a frame. A caller that reads them in its own way
-    /// removes what it has read, and must not mix that with frames: a frame that has partly arrived is none
-    /// of its business.
+    /// removes what it has read, and must not mix that with frames: a frame that has partly arrived is not
+    /// the caller's.
     pub fn received(&mut self) -> &mut BytesMut {
         &mut self.inbox
     }
@@ -409,8 +407,8 @@ impl Link {
         Ok(replies)
     }
 
-    /// The next `n` replies, in order, where they are no longer than `bytes_max` together. A string that
-    /// would make them longer is refused at its header: nothing of it is held.
+    /// The next `n` replies, in order, if they are no longer than `bytes_max` together. A string that would
+    /// make them longer is refused at its header: nothing of it is held.
     ///
     /// # Errors
     /// As [`Link::frame`]; [`Error::is_too_large`] for longer ones.
@@ -635,8 +633,8 @@ impl Link {
         Ok(())
     }
 
-    /// Has the server close connections of before that ended while commands on them had no answer. From then
-    /// on the same is done for this one.
+    /// Has the server close earlier connections that ended while commands on them had no answer. From then on
+    /// the same is done for this one.
     async fn end_unanswered(&mut self) -> Result<()> {
         let Some(own) = self.identity.take() else { return Ok(()) };
         let unanswered = self.endpoint.unanswered.clone();
@@ -645,7 +643,7 @@ impl Link {
             self.push(&[b"CLIENT", b"KILL", b"ID", ended.id.to_string().as_bytes()]);
         }
         self.flush().await?;
-        // One that is not there any more is as good.
+        // A connection that is not there any more is fine too.
         for reply in self.replies(ended.len()).await? {
             if ServerError::of(&reply).is_some_and(|e| e.code == Code::NoPermission) {
                 tracing::warn!(
@@ -683,12 +681,12 @@ impl Link {
 }
 
 impl Io {
-    /// As [`Io::open`], with nobody logged in: servers can be set to take the certificate of `endpoint` for
-    /// a login (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is
-    /// for.
+    /// As [`Io::open`], without a login: servers can be set to take the certificate of `endpoint` for a login
+    /// (`tls-auth-clients-user`), and that would be our login, not the login of the client that this
+    /// connection is for.
     ///
     /// # Errors
-    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be made to forget the
+    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` if the server cannot be made to forget the
     /// login.
     pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
         let io = Io::open(endpoint, address).await?;

@@ -12,13 +12,13 @@ use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result, Side};
 
-/// After it has failed it is not run again for so long.
+/// How long it is not run again after a failure.
 const REST: Duration = Duration::from_secs(2);
 
 /// How long the command may take.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
-/// Most of its output that is looked at.
+/// How much of its output is read at most.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 /// Most of a line of its standard error that is shown.
@@ -51,8 +51,8 @@ impl fmt::Debug for Secret {
 pub struct Token {
     /// The password.
     pub secret: Secret,
-    /// When a connection that has logged in with it should do so again, with another; `None` where it does
-    /// not expire.
+    /// When a connection that has logged in with it should do so again, with another; `None` if it does not
+    /// expire.
     pub renew_at: Option<Instant>,
 }
 
@@ -93,7 +93,7 @@ impl PasswordCommand {
     /// A password that is valid for a quarter of its time at least.
     ///
     /// # Errors
-    /// `Connect` where the command fails, does not end in time, or prints nothing: later it may succeed.
+    /// `Connect` if the command fails, does not end in time, or prints nothing: later it may succeed.
     pub async fn token(&self) -> Result<Token> {
         // A caller that comes meanwhile waits, and gets the same.
         let mut last = self.last.lock().await;
@@ -125,7 +125,7 @@ impl PasswordCommand {
         Ok(token)
     }
 
-    /// The server has refused a password: it is not used again. True where it was not made just now, so that
+    /// The server has refused a password: it is not used again. True if it was not made just now, so that
     /// another may do.
     pub(crate) async fn refused(&self) -> bool {
         let last = self.last.lock().await.take();

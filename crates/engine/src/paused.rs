@@ -1,8 +1,8 @@
 //! Servers whose clients somebody has paused.
 //!
-//! Under `CLIENT PAUSE … WRITE` a server answers what reads, and keeps what writes waiting without a word:
-//! also a command that it would refuse, and one that is only queued in a transaction. What is tried before a
-//! job begins has such commands in it, and a pause lasts for as long as somebody likes.
+//! Under `CLIENT PAUSE … WRITE` a server answers reads, and silently keeps writes waiting: even a command
+//! that it would refuse, and one that is only queued in a transaction. What a job tries before it begins has
+//! such commands in it, and a pause may last for any time.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -15,24 +15,24 @@ use crate::link::{Link, LinkOptions};
 /// How long what writes may wait at a server that answers otherwise. Pauses of syncs are far shorter.
 pub(crate) const HELD_MS_MAX: u64 = 5_000;
 
-/// How long another connection may take for an answer, where all the time that a link allows is over.
+/// How long another connection may take for an answer, if all the time that a link allows is over.
 const PING_MS: u64 = 5_000;
 
 /// How long it is waited at least before another connection is asked once more.
 const LOOK_MS_MIN: u64 = 1_000;
 
 /// What waits at a server whose clients are paused, whatever its slots: a node of a cluster redirects
-/// commands whose keys are not its own before it looks whether it is paused, and this one has no key. To be
-/// queued in a transaction that is never carried out. Nobody publishes there.
+/// commands whose keys are not its own before it checks whether it is paused, and this one has no key. To be
+/// queued in a transaction that is never carried out. Nothing else is published there.
 pub(crate) const HELD_BY_PAUSE: [&[u8]; 3] = [b"PUBLISH", b"whimbrel:probe", b""];
 
 /// Replies to [`Link::push_pause`].
 pub const PAUSE_REPLIES: usize = 4;
 
 impl Link {
-    /// Queues what pauses the server's writes for `ms` at most. Where somebody else has paused them, that is
-    /// waited for first: it would end with ours. [`PAUSE_REPLIES`] come, of which the last says
-    /// whether the server does it.
+    /// Queues what pauses the server's writes for `ms` at most. If another client has paused them, we wait
+    /// for the end of that pause first: it would end with ours. [`PAUSE_REPLIES`] come; the last says whether
+    /// the server does it.
     pub fn push_pause(&mut self, ms: u64) {
         self.push(&[b"MULTI"]);
         self.push(&HELD_BY_PAUSE);
@@ -43,15 +43,14 @@ impl Link {
     /// Tries a command that changes nothing, and returns what the server has against it.
     ///
     /// # Errors
-    /// As [`Link::ask`]; `Paused` where the command could write, and somebody has paused the server's
-    /// clients.
+    /// As [`Link::ask`]; `Paused` if the command could write, and the server's clients are paused.
     pub async fn try_out(&mut self, args: &[&[u8]]) -> Result<Option<ServerError>> {
         let reply = unless_paused(self, HELD_MS_MAX, async |link| link.ask(args).await).await?;
         Ok(ServerError::of(&reply))
     }
 
-    /// As [`Link::try_out`], where that is that this user may not run it. Other errors, a key that is out of
-    /// bounds among them, are none of its business.
+    /// As [`Link::try_out`], but returns an error only if this user may not run it. Other errors, such as a
+    /// key that is out of bounds, do not count.
     ///
     /// # Errors
     /// As [`Link::try_out`].
@@ -65,8 +64,8 @@ impl Link {
 /// answer those either may take as long as the link allows.
 ///
 /// # Errors
-/// `Paused` where nothing is answered for `held_ms_max` although another connection is; `Timeout` where that
-/// is not either; what `work` returns.
+/// `Paused` if nothing is answered for `held_ms_max` although another connection is; `Timeout` if that is not
+/// answered either; what `work` returns.
 pub(crate) async fn unless_paused<T>(
     link: &mut Link,
     held_ms_max: u64,
@@ -94,7 +93,7 @@ pub(crate) async fn unless_paused<T>(
 enum Silence {
     /// It answers others.
     Paused,
-    /// It answers nobody.
+    /// It answers no connection.
     Hung,
 }
 

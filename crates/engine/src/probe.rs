@@ -21,12 +21,12 @@ pub struct Info(BTreeMap<String, String>);
 pub struct ReplicaFacts {
     /// It follows; false while it gets all keys anew.
     pub is_online: bool,
-    /// Up to where it has said that it has got, in bytes of what it is sent.
+    /// The offset that it has acknowledged, in bytes of what it is sent.
     pub offset: u64,
 }
 
 impl Info {
-    /// Asks `link` for one section, or for the default ones where `section` is empty.
+    /// Asks `link` for one section, or for the default ones if `section` is empty.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -143,11 +143,11 @@ pub struct ServerFacts {
     /// Changes with every start of the process; `SCAN` cursors and data not written to disk do not outlive
     /// it.
     pub run_id: String,
-    /// True where it runs as part of a cluster.
+    /// True if it runs as part of a cluster.
     pub cluster: bool,
-    /// True where it is a replica.
+    /// True if it is a replica.
     pub replica: bool,
-    /// In a cluster: it notifies a replica of who owns what, if that one's idea of its primary's slots
+    /// In a cluster: it tells a replica the owners of slots, if that one's idea of its primary's slots
     /// differs from its own. Valkey 8.0 and later notify primaries only.
     pub corrects_replicas: bool,
     /// In a cluster: a primary shows keys of a slot only if the slot is its own or marked as importing. Redis
@@ -157,7 +157,7 @@ pub struct ServerFacts {
     pub dataset_bytes: u64,
     /// Keys it has evicted since it started.
     pub evicted_keys: u64,
-    /// False where this user may not ask with `INFO`: then `run_id` is empty, numbers are 0, and the rest is
+    /// False if this user may not ask with `INFO`: then `run_id` is empty, numbers are 0, and the rest is
     /// what the server says in its greeting.
     pub are_known: bool,
 }
@@ -176,8 +176,8 @@ impl ServerFacts {
     }
 
     /// As [`ServerFacts::ask`], of a server that may refuse `INFO` to this user. Since Redis 6.2 `HELLO` is
-    /// refused to nobody, and its reply says what it is; before, the dump of a key shows which versions write
-    /// such.
+    /// refused to no user, and its reply says what it is; before, the dump of a key shows which versions
+    /// write such.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -239,8 +239,8 @@ impl ServerFacts {
 const SLOTS_ASKED: usize = 2_048;
 
 /// Whether a server that says nothing of itself is part of a cluster: then it answers for some slots, and
-/// sends clients elsewhere for others. One that owns 99 of 100 slots is taken for a server by itself once in
-/// a billion times. Where the user may not ask, nothing can be copied either, and that is said then.
+/// sends clients elsewhere for others. One that owns 99 of 100 slots is taken for a standalone server once in
+/// a billion times. If the user may not ask, nothing can be copied either, and that is reported then.
 async fn redirects(link: &mut Link) -> Result<bool> {
     for number in 0..SLOTS_ASKED {
         link.push(&[b"PTTL", format!("whimbrel:slot:{number}").as_bytes()]);
@@ -258,7 +258,7 @@ fn by_dump(name: &str, rdb_version: u16) -> String {
     format!("{name} of unknown version, which dumps in version {rdb_version}")
 }
 
-/// The version of the dumps that a server writes, by that of some key; `None` where it shows none.
+/// The version of the dumps that a server writes, by that of some key; `None` if it shows none.
 async fn dump_version(link: &mut Link) -> Result<Option<u16>> {
     let mut cursor = b"0".to_vec();
     for _ in 0..PAGES_FOR_DUMP_MAX {
@@ -316,13 +316,13 @@ pub struct Capabilities {
     pub set_pxat: bool,
     /// `SMISMEMBER` and `ZMSCORE`: several elements at once (Redis 6.2 and later).
     pub many_elements: bool,
-    /// Time series, of which one may be filled by what is written to another.
+    /// Time series: one may be filled by what is written to another.
     pub series: bool,
-    /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` where it does not
+    /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` if it does not
     /// report it. It closes the connection on a longer one.
     pub query_bytes_max: Option<u64>,
     /// The highest version of a `DUMP` payload that it accepts; `None` until asked with
-    /// [`Capabilities::probe_payload_version`], or where it does not let us restore.
+    /// [`Capabilities::probe_payload_version`], or if it does not let us restore.
     pub payload_version_max: Option<u16>,
 }
 
@@ -331,7 +331,7 @@ pub const PROBE_KEY: &[u8] = b"whimbrel:probe";
 
 /// The commands whose presence [`Capabilities::probe`] asks for.
 const PROBED: [&str; 9] =
-    // `SET` is as it should be where there is `GETEX`: both came at once.
+    // `SET` is as it should be if there is `GETEX`: both came at once.
     [
         "pexpiretime",
         "hpexpiretime",
@@ -362,7 +362,7 @@ impl Capabilities {
         self.type_name && (self.pexpiretime || self.time)
     }
 
-    /// Asks which commands the server has. Where `COMMAND` itself is forbidden, everything a server of the
+    /// Asks which commands the server has. If `COMMAND` itself is forbidden, everything a server of the
     /// oldest supported version has is assumed, and what can be tried is tried.
     ///
     /// # Errors
@@ -396,7 +396,7 @@ impl Capabilities {
         Ok(capabilities)
     }
 
-    /// What exists may still be forbidden to this user. Where there is another way, that one is taken.
+    /// What exists may still be forbidden to this user. If there is another way, that is taken.
     async fn drop_forbidden(&mut self, link: &mut Link) -> Result<()> {
         let is_source = link.endpoint().side == Side::Source;
         let tried: [(bool, &mut bool, &[&[u8]]); 6] = [
@@ -422,7 +422,7 @@ impl Capabilities {
     /// the key is never written.
     ///
     /// # Errors
-    /// As [`Link::replies`]; `Paused` where somebody has paused the server's clients.
+    /// As [`Link::replies`]; `Paused` if the server's clients are paused.
     pub async fn probe_payload_version(
         &mut self,
         link: &mut Link,
@@ -452,8 +452,8 @@ impl Capabilities {
     }
 }
 
-/// The server's limit for a command, where it reports it. Only values that are written are long, so a source
-/// is not asked, where this user may have no right to ask it.
+/// The server's limit for a command, if it reports it. Only values that are written are long, so a source is
+/// not asked: there this user may have no right to ask it.
 async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
     if link.endpoint().side != Side::Target {
         return Ok(None);
@@ -466,8 +466,8 @@ async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
 /// 80 on by Valkey.
 const PAYLOAD_VERSIONS: [u16; 12] = [9, 10, 11, 12, 13, 14, 15, 80, 81, 82, 83, 84];
 
-/// What distinguishes the process behind a link from all others: its `run_id`, or its address where it has
-/// none to report.
+/// What distinguishes the process behind a link from all others: its `run_id`, or its address if it has none
+/// to report.
 ///
 /// # Errors
 /// As [`Link::call`].

@@ -76,7 +76,7 @@ pub enum Remedy {
     SayWhatHappensToExistingKeys,
     /// Name another target, or another database of it.
     MapDatabase(&'static str),
-    /// Listen for others only with a password or certificates, or say that everybody may.
+    /// Listen for others only with a password or certificates, or say that anybody may.
     ProtectOrOpenToAll,
     /// Name the address by which others reach this process.
     Announce,
@@ -88,13 +88,13 @@ pub enum Remedy {
     NameHttpAddress,
     /// Let the source send its changes, or say what it calls the command for that.
     AllowReplicationOrNamePsync,
-    /// Have the writers stopped by somebody else.
+    /// Have the writers stopped by other means.
     StopWritersYourself,
     /// Transfer more at once, or at another time.
     CarryMore,
     /// Empty the target, or say what happens to its keys.
     EmptyOrSayWhatHappensToKeys,
-    /// Say which database goes where.
+    /// Say which database goes to which.
     SayWhereDatabasesGo,
     /// Copy function libraries too.
     CopyFunctions,
@@ -104,7 +104,7 @@ pub enum Remedy {
     RunSync,
     /// Rehearse the cutover.
     RehearseCutover,
-    /// Name the front that is meant, by where it listens.
+    /// Name the front that is meant, by the address that it listens on.
     NameFront,
     /// Have all clients go through one front, or stop writers elsewhere.
     OneFront,

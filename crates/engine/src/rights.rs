@@ -2,15 +2,15 @@
 //!
 //! A connection that has subscribed to a channel may do nothing but subscribe, and the server says so only
 //! after it has looked at the user's rights: a command that is refused as *not in this context* is permitted.
-//! Nothing is carried out, not even what no transaction may hold, such as `PSYNC`. Where the user may not
-//! subscribe, or somebody between us and the server takes commands all the same, nothing is known.
+//! Nothing is carried out, not even what no transaction may hold, such as `PSYNC`. If the user may not
+//! subscribe, or a proxy between us and the server takes commands all the same, nothing is known.
 
 use serde::Serialize;
 
 use crate::error::{Code, Result, ServerError};
 use crate::link::Link;
 
-/// The channel; nobody publishes there.
+/// The channel; nothing else is published there.
 const CHANNEL: &[u8] = b"whimbrel:probe";
 
 /// What a server says of a command.
@@ -32,7 +32,7 @@ pub enum Right {
 pub async fn ask(mut link: Link, commands: &[&[&[u8]]]) -> Result<Vec<Right>> {
     let mut rights = Vec::new();
     let subscribed = link.ask(&[b"SUBSCRIBE", CHANNEL]).await?;
-    // ECHO changes nothing, should it be carried out: then the others would be as well.
+    // ECHO changes nothing, if it is carried out: then the others would be as well.
     if ServerError::of(&subscribed).is_some()
         || !is_kept_back(&ServerError::of(&link.ask(&[b"ECHO", b""]).await?))
     {

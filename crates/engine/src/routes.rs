@@ -35,7 +35,7 @@ pub(crate) fn may_be_proxy(e: &Error) -> bool {
 /// The servers behind the proxy at `proxy`, by what scripts find that are sent to names of all kinds.
 ///
 /// # Errors
-/// `greeted` where no proxy answers there; `Unfit` where it runs no scripts.
+/// `greeted` if no proxy answers there; `Unfit` if it runs no scripts.
 pub(crate) async fn servers(
     endpoint: &Arc<Endpoint>,
     proxy: &Address,
@@ -64,7 +64,7 @@ pub(crate) async fn servers(
             Err(e) => Err(e),
         };
         for (number, reply) in (tried..).zip(replies.map_err(|e| no_scripts(e, proxy))?) {
-            // One that answers, and whose own INFO is called otherwise, is no proxy.
+            // A server that answers, and whose own INFO has another name, is no proxy.
             let reply = match (link.check(reply, b"EVAL"), &greeted.kind) {
                 (Ok(reply), _) => reply,
                 (Err(e), ErrorKind::Server(_)) if !is_forbidden(&e) => return Err(greeted),

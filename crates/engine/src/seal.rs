@@ -1,10 +1,10 @@
 //! Pauses all writers of a deployment at one moment, and keeps them out afterwards.
 //!
-//! A [`Seal`] pauses writes on every primary (`CLIENT PAUSE … WRITE`); readers go on. When
-//! its time is up the servers resume by themselves, so a whimbrel that died pauses nobody for ever.
+//! A [`Seal`] pauses writes on every primary (`CLIENT PAUSE … WRITE`); readers go on. When its time is up the
+//! servers resume by themselves, so a whimbrel that died pauses no writer for ever.
 //!
-//! A [`WriterFence`] is what keeps writers out once the other side is the one that counts. See
-//! [`WriterFenceKind`] for the ways.
+//! A [`WriterFence`] keeps writers out once the other side is authoritative. See [`WriterFenceKind`] for the
+//! ways.
 
 mod fence;
 mod pause;

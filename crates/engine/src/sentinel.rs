@@ -1,7 +1,7 @@
 //! Which server is the primary, by what sentinels say.
 //!
-//! All sentinels that were named are asked at once, and what most of them say counts: one that was cut off
-//! may know of an older primary.
+//! All named sentinels are asked at once, and what most of them say counts: a sentinel that was cut off may
+//! know of an older primary.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct Group {
 /// answer, or be a replica.
 ///
 /// # Errors
-/// `Unfit` where they do not know the name; as [`Link::open`] where none answers.
+/// `Unfit` if they do not know the name; as [`Link::open`] if none answers.
 pub async fn group(endpoint: &Arc<Endpoint>, watched: &Arc<Watched>, options: LinkOptions) -> Result<Group> {
     let login = &endpoint.sentinel;
     let as_sentinel = Arc::new(Endpoint {
@@ -83,7 +83,7 @@ pub async fn group(endpoint: &Arc<Endpoint>, watched: &Arc<Watched>, options: Li
     }
 }
 
-/// What one sentinel says; `None` where it does not know the name.
+/// What one sentinel says; `None` if it does not know the name.
 async fn ask(
     endpoint: &Arc<Endpoint>,
     at: &Address,

@@ -62,7 +62,7 @@ impl Acceptor {
     /// Agrees with a client that has connected. The caller limits the time.
     ///
     /// # Errors
-    /// Where they do not come to terms, or the client leaves.
+    /// If they do not agree, or the client leaves.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         self.0.accept(stream).await
     }

@@ -9,11 +9,11 @@ use whimbrel_core::fleet::MemberId;
 const SEALED: u64 = 1 << 31;
 const COUNT: u64 = SEALED - 1;
 
-/// A partition as it is looked at by those who serve.
+/// A partition as the serving tasks see it.
 #[derive(Debug, Default)]
 pub(crate) struct Cell {
     word: AtomicU64,
-    /// Where the data is. It changes while nobody may begin a request, and is set before anybody may again.
+    /// Where the data is. It changes while no task may begin a request, and is set before any may again.
     backend: AtomicU32,
     /// The version of the row; none while both are being set.
     version: AtomicU64,
@@ -64,7 +64,7 @@ impl Cell {
         self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
     }
 
-    /// Counts one less; true where it was the last one of a sealed partition.
+    /// Counts one less; true if it was the last one of a sealed partition.
     pub(crate) fn leave(&self) -> bool {
         let before = self.word.fetch_sub(1, Ordering::SeqCst);
         before & SEALED != 0 && before & COUNT == 1

@@ -19,22 +19,22 @@ pub trait Data: Send + Sync + 'static {
     /// Gives the data to the destination, while requests go on here.
     ///
     /// # Errors
-    /// Where that cannot be done: the move is given up.
+    /// If that cannot be done: the move is given up.
     fn transfer(&self, moving: &Move) -> impl Future<Output = std::result::Result<(), Failure>> + Send;
 
     /// Gives the destination what has changed meanwhile. No request of the partition is under way, and none
     /// begins.
     ///
     /// # Errors
-    /// Where that cannot be done: the move is given up.
+    /// If that cannot be done: the move is given up.
     fn settle(&self, moving: &Move) -> impl Future<Output = std::result::Result<(), Failure>> + Send;
 
     /// The data of this partition is not needed here any more.
     fn discard(&self, partition: Partition);
 
-    /// By this move the data of its partition has another backend: what is left at the one of this number is
-    /// not needed any more. Where that cannot be removed now it may stay: nobody looks for it there, and the
-    /// next move there begins with removing it.
+    /// By this move the data of its partition has another backend: what is left at the backend of this number
+    /// is not needed any more. If that cannot be removed now, it may stay: nothing looks for it there, and
+    /// the next move there begins with removing it.
     fn leave(&self, moving: &Move, backend: u32);
 }
 

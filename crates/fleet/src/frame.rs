@@ -35,11 +35,11 @@ pub fn put(out: &mut Vec<u8>, kind: u8, fill: impl FnOnce(&mut Vec<u8>)) {
     out[start + 4] = kind;
 }
 
-/// The kind of the frame that `bytes` begin with and how long its content is; none where its head has not
+/// The kind of the frame that `bytes` begin with and how long its content is; none if its head has not
 /// arrived.
 ///
 /// # Errors
-/// [`TooLong`] where it says that it has more than `bytes_max`.
+/// [`TooLong`] if it announces more than `bytes_max`.
 pub fn head(bytes: &[u8], bytes_max: usize) -> Result<Option<(u8, usize)>, TooLong> {
     let Some((head, _)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;

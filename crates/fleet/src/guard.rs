@@ -22,7 +22,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// None where the partition is not this member's to serve now.
+    /// None if the partition is not this member's to serve now.
     pub(crate) fn enter(shared: &Arc<Shared>, partition: Partition, member: MemberId) -> Option<Guard> {
         let cell = shared.cell(partition)?;
         if !cell.enter(member) {
@@ -30,7 +30,7 @@ impl Guard {
         }
         shared.held.fetch_add(1, Ordering::Relaxed);
         let guard = Guard { shared: shared.clone(), partition, member };
-        // Dropped where the lease has ended, which undoes the above.
+        // Dropped if the lease has ended, which undoes the above.
         (!guard.lease_left().is_zero()).then_some(guard)
     }
 
@@ -52,7 +52,7 @@ impl Guard {
     }
 
     /// For how long the request may still be carried out. It grows as the lease is renewed. What is not done
-    /// by then has to be cut off, or somebody else may be serving the partition at the same time.
+    /// by then has to be cut off, or another member may be serving the partition at the same time.
     pub fn lease_left(&self) -> Duration {
         let left = self.shared.lease_left();
         // Looked at last: the lease of a later life is set after its number.

@@ -1,7 +1,7 @@
 //! What connects the members of a fleet with their coordinator.
 //!
 //! - [`Membership`]: one member. It reaches the coordinator through the RESP port of `whimbrel serve`, keeps
-//!   its lease, and knows who serves which partition;
+//!   its lease, and knows which member serves which partition;
 //! - [`protocol`]: what goes over the connection besides the messages of `core::fleet`;
 //! - [`login`]: how each side proves to the other that it knows the password;
 //! - [`frame`], [`outbox`]: bytes in pieces of bounded length, and queues of bounded length.

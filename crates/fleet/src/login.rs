@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Keys and proofs are those of SCRAM-SHA-256 (RFC 5802, RFC 7677). Only the words are packed in another way:
-//! RESP carries bytes, so nothing has to be text. Who listens can try passwords at leisure, [`ITERATIONS`]
-//! rounds for each: a password should be long. Who stands between the two can pass everything on, and needs
-//! TLS to be kept out.
+//! RESP carries bytes, so nothing has to be text. An attacker who listens can try passwords at leisure,
+//! [`ITERATIONS`] rounds for each: a password should be long. An attacker between the two can pass everything
+//! on: only TLS keeps that out.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -39,10 +39,10 @@ const PURPOSE: &[u8] = b"whimbrel fleet login 1";
 
 type Key = [u8; KEY_BYTES];
 
-/// Bytes that nobody can guess.
+/// Bytes that cannot be guessed.
 ///
 /// # Errors
-/// `Own` where the system has no randomness.
+/// `Own` if the system has no randomness.
 pub fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     match SystemRandom::new().fill(&mut bytes) {
@@ -73,7 +73,7 @@ fn xor(a: &Key, b: &Key) -> Key {
     std::array::from_fn(|at| a[at] ^ b[at])
 }
 
-/// The key by which a client proves itself, and that of the server.
+/// The keys that prove the client's and the server's identity.
 fn keys(password: &[u8], salt: &[u8], iterations: NonZeroU32) -> (Key, Key) {
     let mut salted = [0; KEY_BYTES];
     pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, password, &mut salted);
@@ -90,7 +90,7 @@ fn transcript(user: &[u8], nonce: &[u8], salt: &[u8], iterations: u32, server_no
     said
 }
 
-/// What a server has of its password, to see who else knows it.
+/// What a server has of its password, to see which clients know it.
 pub struct Verifier {
     salt: [u8; SALT_BYTES],
     stored: Key,
@@ -122,7 +122,7 @@ impl Verifier {
         Ok(Verifier { salt, stored: hash(&client), server })
     }
 
-    /// The reply to `FLEET LOGIN`, and what its proof has to be about; none where the nonce is none.
+    /// The reply to `FLEET LOGIN`, and what its proof has to be about; none if the nonce is none.
     ///
     /// # Errors
     /// As [`random`].
@@ -137,7 +137,7 @@ impl Verifier {
         Ok(Some((reply, Challenge { said, user: user.clone() })))
     }
 
-    /// The user and the reply to `FLEET PROVE`; none where the proof is none.
+    /// The user and the reply to `FLEET PROVE`; none if the proof is none.
     pub fn verify(&self, challenge: Challenge, proof: &[u8]) -> Option<(Bytes, Value)> {
         let proof: &Key = proof.try_into().ok()?;
         let client = xor(proof, &sign(&self.stored, &challenge.said));
@@ -151,11 +151,11 @@ fn iterations(count: u32) -> NonZeroU32 {
     NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN)
 }
 
-/// Connects to a coordinator. Where `coordinator` has a password, both sides have proved that they know it
-/// when this returns.
+/// Connects to a coordinator. If `coordinator` has a password, both sides have proved that they know it when
+/// this returns.
 ///
 /// # Errors
-/// As [`Link::open`]; `Auth` where either side does not prove it.
+/// As [`Link::open`]; `Auth` if either side does not prove it.
 pub async fn open(coordinator: &Arc<Endpoint>, options: LinkOptions) -> Result<Link> {
     let Some(password) = coordinator.password.clone() else {
         return Link::open(coordinator, &coordinator.address, options).await;

@@ -25,8 +25,8 @@ const RETRY_MS: u64 = 500;
 /// How a member takes part.
 #[derive(Debug, Clone)]
 pub struct MembershipOptions {
-    /// The RESP ports of `whimbrel serve --fleet`, with their passwords. Where there are several, one of them
-    /// leads; all are tried, and the one that takes this member is kept to.
+    /// The RESP ports of `whimbrel serve --fleet`, with their passwords. If there are several, one of them
+    /// leads; all are tried, and this member stays with the one that takes it.
     pub coordinators: Vec<Endpoint>,
     /// How it is connected to.
     pub link: LinkOptions,
@@ -44,8 +44,8 @@ pub struct MembershipOptions {
 pub struct View(Arc<Shared>);
 
 impl View {
-    /// Who serves a partition now. To be asked right before a request is carried out, and the guard kept
-    /// until it has been.
+    /// Which member serves a partition now. To be asked right before a request is carried out, and the guard
+    /// kept until it has been.
     pub fn standing(&self, partition: Partition) -> Standing {
         self.0.standing(partition)
     }
@@ -65,14 +65,14 @@ impl View {
         self.0.cell(partition).map_or(0, Cell::backend)
     }
 
-    /// The version of a partition's row, and the backend that it names: both of one row. None where that is
+    /// The version of a partition's row, and the backend that it names: both of one row. None if that is
     /// being changed right now.
     pub fn place(&self, partition: Partition) -> Option<(u64, u32)> {
         self.0.cell(partition).and_then(Cell::place)
     }
 
-    /// Notifies when a partition was sealed of which requests are under way: those that may wait for
-    /// something to happen have to be ended.
+    /// Notifies when a partition was sealed that has requests under way: those that may wait for something to
+    /// happen have to be ended.
     pub fn seals(&self) -> watch::Receiver<u64> {
         self.0.seals.subscribe()
     }
@@ -87,12 +87,12 @@ impl View {
         self.0.member()
     }
 
-    /// How much is left of the lease: nothing where this is no member.
+    /// How much is left of the lease: nothing if this is no member.
     pub fn lease_left(&self) -> Duration {
         self.0.lease_left()
     }
 
-    /// All members with the addresses where clients reach them; an empty one where it is not known.
+    /// All members with the addresses where clients reach them; an empty one if it is not known.
     pub fn addresses(&self) -> Vec<(MemberId, Arc<str>)> {
         self.0.addresses()
     }
@@ -108,7 +108,7 @@ impl View {
     }
 }
 
-/// One member: it reaches the coordinator, again and again where that is lost, keeps the lease, and gives
+/// One member: it reaches the coordinator, again and again if that is lost, keeps the lease, and gives
 /// partitions away when asked to. It ends when it is dropped, without leaving: then its partitions are given
 /// away when its lease has run out.
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl Membership {
         let (stop, leaves) = (CancellationToken::new(), watch::Sender::new(false));
         let (runs_for, runs_until, wants) = (shared.clone(), stop.clone(), leaves.subscribe());
         let task = tokio::spawn(async move {
-            // Nobody else may know it: what says it speaks for this member.
+            // No other process may know it: whatever sends it speaks for this member.
             let token = u64::from_le_bytes(login::random()?);
             let hello = Hello {
                 token,
@@ -151,8 +151,8 @@ impl Membership {
     /// Waits until it ends by itself: it has left, or it cannot go on.
     ///
     /// # Errors
-    /// `Own` where the coordinator is one of another fleet, or speaks another language than [`COMMAND`] says,
-    /// or the system has no randomness.
+    /// `Own` if the coordinator is one of another fleet, or speaks another language than [`COMMAND`] says, or
+    /// the system has no randomness.
     pub async fn ended(&mut self) -> Result<()> {
         match (&mut self.task).await {
             Ok(outcome) => outcome,
@@ -166,7 +166,7 @@ impl Membership {
         self.leaves.send_replace(true);
     }
 
-    /// Has all partitions given to others, and leaves then: false where that took longer than `patience`.
+    /// Has all partitions given to others, and leaves then: false if that took longer than `patience`.
     pub async fn leave(mut self, patience: Duration) -> bool {
         self.ask_to_leave();
         tokio::time::timeout(patience, &mut self.task).await.is_ok()

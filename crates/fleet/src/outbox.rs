@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use crate::frame;
 
-/// A queue of frames that is bounded in bytes. Where it is full, the connection is given up: what is said in
-/// a fleet may be lost, and a new connection begins with a question for what was missed.
+/// A queue of frames that is bounded in bytes. If it is full, the connection is given up: what is said in a
+/// fleet may be lost, and a new connection begins with a question for what was missed.
 #[derive(Debug)]
 pub struct Outbox {
     queue: Mutex<Queue>,
@@ -26,12 +26,12 @@ struct Queue {
 }
 
 impl Outbox {
-    /// An empty one that holds at most about this many bytes.
+    /// An empty queue that holds at most about this many bytes.
     pub fn new(bytes_max: usize) -> Outbox {
         Outbox { queue: Mutex::default(), news: Notify::new(), bytes_max }
     }
 
-    /// Adds a frame. False where the connection has been given up, now or before.
+    /// Adds a frame. False if the connection has been given up, now or before.
     pub fn push(&self, kind: u8, fill: impl FnOnce(&mut Vec<u8>)) -> bool {
         let mut queue = self.queue();
         if queue.is_closed || queue.bytes.len() >= self.bytes_max {

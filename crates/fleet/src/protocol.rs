@@ -3,7 +3,7 @@
 //!
 //! A member connects to the coordinator as any client does, [logs in](crate::login), and says [`COMMAND`].
 //! After `+OK` both sides send frames. The member says [`Hello`] first. From then on it speaks for the member
-//! that has joined by the token of its `Hello`, and for nobody else.
+//! that has joined by the token of its `Hello`, and for no other.
 
 use whimbrel_core::fleet::{MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
 
@@ -22,7 +22,7 @@ pub const BACKENDS_MAX: usize = 64;
 /// Names, addresses and versions have at most this many bytes.
 pub const TEXT_BYTES_MAX: usize = 255;
 
-/// Who a member is, besides its number.
+/// What a member is, besides its number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hello {
     /// By which it has joined, or is going to. Only it and the coordinators know it: it proves whose number
@@ -45,15 +45,15 @@ pub struct Backend {
     pub number: u32,
     /// What people call it.
     pub name: String,
-    /// Where it is. Never with a password.
+    /// Its URL. Never with a password.
     pub url: String,
 }
 
-/// Who is where.
+/// The addresses of members.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Directory {
-    /// All members. Empty where the coordinator has not heard of this one's address: then what was said
-    /// before holds.
+    /// All members. Empty if the coordinator has not heard of this one's address: then what was said before
+    /// holds.
     pub members: Vec<(MemberId, String)>,
     /// All backends.
     pub backends: Vec<Backend>,
@@ -72,7 +72,7 @@ pub enum FromMember {
         stamp: u64,
         /// Requests that are under way.
         held: u64,
-        /// Why a move of a partition has failed here lately, in words for people; empty where none has.
+        /// Why a move of a partition has failed here lately, in words for people; empty if none has.
         trouble: String,
     },
     /// It wants to leave.
@@ -84,7 +84,7 @@ pub enum FromMember {
 pub enum FromCoordinator {
     /// To the member's machine.
     Message(ToMember),
-    /// Who is where now.
+    /// The present addresses of members.
     Directory(Directory),
     /// The member is to leave: once it is none any more, it should not ask to be one again.
     Leaving,
@@ -136,7 +136,7 @@ impl FromMember {
     /// What a frame says.
     ///
     /// # Errors
-    /// [`Unintelligible`] where it says nothing of this.
+    /// [`Unintelligible`] if it says nothing of this.
     pub fn decode(kind: u8, bytes: &[u8]) -> Result<FromMember, Unintelligible> {
         let mut from = Reader(bytes);
         let said = match kind {
@@ -195,7 +195,7 @@ impl FromCoordinator {
     /// What a frame says.
     ///
     /// # Errors
-    /// [`Unintelligible`] where it says nothing of this.
+    /// [`Unintelligible`] if it says nothing of this.
     pub fn decode(kind: u8, bytes: &[u8]) -> Result<FromCoordinator, Unintelligible> {
         let mut from = Reader(bytes);
         let said = match kind {

@@ -31,19 +31,18 @@ const TICK: Duration = Duration::from_millis(50);
 /// How often the coordinator hears how this member stands, in ticks.
 const STATE_TICKS: u64 = 10;
 
-/// A move that failed is tried again after a moment. Of one that has not failed for so long nobody has to
-/// know.
+/// A move that failed is tried again after a moment. If it has not failed for this long, it is not reported.
 const TROUBLE_LASTS: Duration = Duration::from_secs(10);
 
 /// How long to wait between attempts to connect: first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A coordinator that says nothing for so long is not reached any more. It answers each renewal, several in a
-/// lease.
+/// A coordinator that says nothing for this long is not reached any more. It answers each renewal, several in
+/// a lease.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// A coordinator that takes nothing in for so long is not reached any more.
+/// A coordinator that takes nothing in for this long is not reached any more.
 const WRITE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What may wait to be sent: the versions of the largest table several times over.
@@ -79,7 +78,7 @@ pub(crate) struct Runner<D> {
     leaves: watch::Receiver<bool>,
     outbox: Arc<Outbox>,
     steps: JoinSet<Step>,
-    /// Moves of sealed partitions of which requests are under way.
+    /// Moves of sealed partitions that have requests under way.
     draining: Vec<Move>,
     /// It was asked to leave.
     is_leaving: bool,
@@ -91,8 +90,8 @@ pub(crate) struct Runner<D> {
     silence_max: Duration,
 }
 
-/// Tries all coordinators at once, each again and again, until one takes this member: only the one that leads
-/// does. One that does not answer therefore keeps nobody waiting for the others.
+/// Tries all coordinators at once, each again and again, until one takes this member: only the leader does.
+/// So a coordinator that does not answer does not delay the others.
 async fn connect(
     coordinators: &[Arc<Endpoint>],
     options: LinkOptions,
@@ -165,7 +164,7 @@ impl<D: Data> Runner<D> {
     /// Is a member until `stop`, or until it has left.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let outcome = stop.run_until_cancelled(self.work()).await.unwrap_or(Ok(()));
-        // Nobody keeps the lease from now on.
+        // The lease is not kept from now on.
         self.shared.lease_until_ms.store(0, Ordering::SeqCst);
         self.shared.see(|seen| (seen.is_connected, seen.has_left) = (false, true));
         outcome
@@ -180,7 +179,7 @@ impl<D: Data> Runner<D> {
             let mut leaves = self.leaves.clone();
             let io = tokio::select! {
                 io = connect(&self.coordinators, self.options, &self.shared) => io,
-                // Who is no member has nothing to leave, and nobody to ask.
+                // A process that is no member has nothing to leave, and no coordinator to ask.
                 Ok(_) = leaves.wait_for(|leaves| *leaves), if self.machine.id().is_none() => continue,
             };
             let began = Instant::now();
@@ -307,7 +306,7 @@ impl<D: Data> Runner<D> {
                 here");
         }
         if let Err(why) = &outcome {
-            // Names of keys may be in it: nothing of it may move somebody's cursor.
+            // Names of keys may be in it: none of it may move the cursor of a terminal.
             let shown: String = why.0.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
             self.trouble = Some((format!("partition {}: {shown}", moving.partition), Instant::now()));
         }
@@ -319,7 +318,7 @@ impl<D: Data> Runner<D> {
         self.take_in(input, [moving.partition])
     }
 
-    /// Goes on with moves of which no request is under way any more.
+    /// Goes on with moves that have no request under way any more.
     fn settle_quiet(&mut self) -> std::result::Result<(), Ended> {
         let shared = self.shared.clone();
         let is_quiet = |moving: &mut Move| shared.cell(moving.partition).is_none_or(Cell::is_quiet);
@@ -332,12 +331,12 @@ impl<D: Data> Runner<D> {
     }
 
     fn send(&self, said: &FromMember) {
-        // Where it cannot be said the connection ends, and the machine says it again on the next one.
+        // If it cannot be said, the connection ends, and the machine says it again on the next one.
         self.outbox.push(said.kind(), |out| said.encode(out));
     }
 
-    /// Gives the machine its input, shows what it came to, and does what it wants: in this order, so that
-    /// nobody begins a request of a sealed partition after it was looked whether any is under way.
+    /// Gives the machine its input, shows what it came to, and does what it wants: in this order, so that no
+    /// task begins a request of a sealed partition after the check for requests under way.
     fn take_in(
         &mut self,
         input: MemberInput,

@@ -44,13 +44,13 @@ pub(crate) struct Shared {
     pub(crate) held: AtomicU64,
     /// The last guard of a sealed partition is gone.
     pub(crate) quiet: Notify,
-    /// Counts how often a partition was sealed of which requests are under way.
+    /// Counts how often a partition was sealed that has requests under way.
     pub(crate) seals: watch::Sender<u64>,
     directory: RwLock<Arc<Known>>,
     pub(crate) seen: watch::Sender<Seen>,
 }
 
-/// Who is where.
+/// The addresses of members.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     pub(crate) members: HashMap<MemberId, Arc<str>>,
@@ -122,8 +122,8 @@ impl Shared {
         self.directory.read().clone()
     }
 
-    /// Takes in who is where. Who is listed without an address keeps the one that is known: a coordinator
-    /// that has just begun has not heard of all yet.
+    /// Takes in the addresses of members. A member that is listed without one keeps the known address: a
+    /// coordinator that has just begun has not heard of all yet.
     pub(crate) fn take_directory(&self, directory: Directory) {
         let before = self.known();
         let members = directory.members.into_iter().map(|(member, address)| {
@@ -132,14 +132,14 @@ impl Shared {
         });
         let known = Known { members: members.collect(), backends: directory.backends };
         *self.directory.write() = Arc::new(known);
-        // Where others are reached is part of what is watched.
+        // The addresses of others are part of what is watched.
         self.seen.send_modify(|_| {});
     }
 
     /// Takes over what the machine says of these partitions. First what ends: what begins may not be seen
     /// before.
     ///
-    /// False where the fleet has another number of partitions than it had.
+    /// False if the fleet has another number of partitions than it had.
     pub(crate) fn follow(&self, machine: &Member, partitions: impl IntoIterator<Item = Partition>) -> bool {
         if machine.id() != self.member() {
             self.lease_until_ms.store(0, Ordering::SeqCst);
@@ -173,7 +173,7 @@ impl Shared {
         true
     }
 
-    /// Changes what is watched, and reports it where that is different.
+    /// Changes what is watched, and reports it if that is different.
     pub(crate) fn see(&self, change: impl FnOnce(&mut Seen)) {
         self.seen.send_if_modified(|seen| {
             let before = seen.clone();

@@ -8,7 +8,7 @@ use crate::cell::Cell;
 use crate::guard::Guard;
 use crate::shared::Shared;
 
-/// Who serves a partition, as far as this member knows.
+/// Which member serves a partition, as far as this member knows.
 #[derive(Debug)]
 pub enum Standing {
     /// This member, for as long as the guard lives and its lease lasts.
@@ -20,8 +20,8 @@ pub enum Standing {
         /// Where clients reach it, as HOST:PORT.
         address: Arc<str>,
     },
-    /// Nobody that is known: it is being moved away from here, this member's lease has ended, or it is not
-    /// said yet who has it. That does not last: ask again after the next change, or a little later.
+    /// No known member: it is being moved away from here, this member's lease has ended, or its owner has not
+    /// been said yet. That does not last: ask again after the next change, or a little later.
     Nobody,
 }
 

@@ -9,7 +9,7 @@ use whimbrel_wire::value::Value;
 
 use crate::large::Existing;
 
-/// How many libraries a deployment has; 0 where it knows no functions, or does not let us look.
+/// How many libraries a deployment has; 0 if it knows no functions, or does not let us look.
 pub async fn count(deployment: &Deployment) -> usize {
     if !deployment.capabilities.functions {
         return 0;
@@ -35,14 +35,14 @@ pub async fn check_listed(source: &Deployment) -> Result<()> {
 /// With [`Existing::Skip`] a library that exists is left alone, with [`Existing::Fail`] it is an error.
 ///
 /// # Errors
-/// `Unfit` where the target knows no functions; whatever the servers answer.
+/// `Unfit` if the target knows no functions; whatever the servers answer.
 pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) -> Result<usize> {
     let is_known = source.capabilities.functions;
     if source.is_proxied() {
         return Ok(0);
     }
     let libraries = match libraries(source, true).await {
-        // One that does not report its commands may have it.
+        // A server that does not report its commands may have it.
         Err(e) if !is_known && e.server().is_some_and(|e| e.code == Code::UnknownCommand) => return Ok(0),
         libraries => libraries?,
     };
@@ -92,12 +92,12 @@ async fn holds(link: &mut Link, name: &str, code: &[u8]) -> Result<bool> {
         .is_some_and(|theirs| theirs == code))
 }
 
-/// Loads the libraries of one primary of a cluster into another that lacks them, as one that has just joined
-/// does. Returns the names of those that both have with different code: which of them is right nobody here
-/// can know.
+/// Loads the libraries of one primary of a cluster into another that lacks them, such as a primary that has
+/// just joined. Returns the names of those that both have with different code: which of them is right cannot
+/// be known here.
 ///
 /// # Errors
-/// Whatever the servers answer. Where `FUNCTION` does not exist, or is not allowed, there is nothing to load.
+/// Whatever the servers answer. If `FUNCTION` does not exist, or is not allowed, there is nothing to load.
 pub async fn share(source: &mut Link, target: &mut Link) -> Result<Vec<String>> {
     let mut different = Vec::new();
     if source.may_run(&[b"FUNCTION", b"LIST"]).await?.is_some() {
@@ -142,10 +142,10 @@ pub async fn different(source: &mut Link, target: &mut Link) -> Result<Vec<Strin
 }
 
 /// Gives the target exactly the libraries of the source. Those that differ or that the source lacks are
-/// deleted first, so nobody may use the target meanwhile.
+/// deleted first, so no client may use the target meanwhile.
 ///
 /// # Errors
-/// Whatever the servers answer. Where the source has no `FUNCTION`, or does not allow it, there is nothing to
+/// Whatever the servers answer. If the source has no `FUNCTION`, or does not allow it, there is nothing to
 /// do.
 pub async fn mirror(source: &mut Link, target: &mut Link) -> Result<()> {
     if source.may_run(&[b"FUNCTION", b"LIST"]).await?.is_some() {

@@ -93,7 +93,7 @@ pub struct FailedKey {
 pub struct JournalState {
     /// The pass under way, from 1 on; 0 before the first.
     pub pass: u32,
-    /// The slots this pass is about, where it is not all: as ranges, `0-5,9`.
+    /// The slots this pass is about, if these are not all: as ranges, `0-5,9`.
     #[serde(with = "slots_as_text")]
     pub slots: Option<SlotSet>,
     /// Each unit that has begun, by `SHARD/DATABASE`.
@@ -115,7 +115,7 @@ pub struct JournalState {
 }
 
 impl JournalState {
-    /// True where nothing has been done yet.
+    /// True if nothing has been done yet.
     pub fn is_fresh(&self) -> bool {
         self.pass == 0
     }
@@ -127,7 +127,7 @@ impl JournalState {
     }
 }
 
-/// True where a journal by this name is left over from an earlier run.
+/// True if a journal by this name is left over from an earlier run.
 pub fn exists(folder: &Path, name: &str) -> bool {
     file_of(folder, name).exists()
 }
@@ -136,7 +136,7 @@ fn file_of(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.journal"))
 }
 
-/// True where a journal by this name holds a job that has begun. A process that was killed while it made the
+/// True if a journal by this name holds a job that has begun. A process that was killed while it made the
 /// journal has left an empty one.
 pub fn has_begun(folder: &Path, name: &str) -> bool {
     let is_empty = |documents: RedbDocuments| matches!(documents.read("state"), Ok(None));
@@ -146,20 +146,20 @@ pub fn has_begun(folder: &Path, name: &str) -> bool {
 /// Keeps others from running the job of this name, until the result is dropped.
 ///
 /// # Errors
-/// Where a process runs it, or its journal cannot be opened.
+/// If a process runs it, or its journal cannot be opened.
 pub fn hold(folder: &Path, name: &str) -> std::result::Result<RedbDocuments, OpenError> {
     RedbDocuments::open_soon(&file_of(folder, name))
 }
 
-/// True where a process has the journal of this name open: the job runs.
+/// True if a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
     exists(folder, name) && matches!(hold(folder, name), Err(OpenError::InUse))
 }
 
-/// Ends the job of a journal that nobody has open: it cannot go on any more.
+/// Ends the job of a journal that no process has open: it cannot go on any more.
 ///
 /// # Errors
-/// `Own` where a process runs the job, or the file cannot be removed. One that is not there is no error.
+/// `Own` if a process runs the job, or the file cannot be removed. A missing file is no error.
 pub fn discard(folder: &Path, name: &str) -> Result<()> {
     let path = file_of(folder, name);
     if !path.exists() {
@@ -183,16 +183,16 @@ pub struct Unfinished {
     pub name: String,
     /// A process has it open.
     pub running: bool,
-    /// When it was last written, in seconds since the epoch; 0 where the system does not report it.
+    /// When it was last written, in seconds since the epoch; 0 if the system does not report it.
     pub written_s: u64,
-    /// What describes the job, as it was given to [`Journal::open`]; `Null` where it cannot be read.
+    /// What describes the job, as it was given to [`Journal::open`]; `Null` if it cannot be read.
     pub described: serde_json::Value,
 }
 
 /// Copies, syncs and verifications that have not ended, by name: at most 10,000.
 ///
 /// # Errors
-/// Where the folder cannot be read. One that is not there holds none.
+/// If the folder cannot be read. A missing folder holds none.
 pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
     let files = match std::fs::read_dir(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -227,7 +227,8 @@ fn read_unfinished(folder: &Path, name: String) -> Option<Unfinished> {
         Err(OpenError::InUse) => return Some(Unfinished { running: true, ..unread }),
         Err(OpenError::Failed(_)) => None,
     };
-    // Where a process was killed, opening it wrote to it. What is reported is when that process did.
+    // If a process was killed, opening its journal wrote to it. What is reported is the time at which that
+    // process wrote.
     if let (Some(written), Ok(file)) = (written, File::options().write(true).open(&path))
         && let Err(error) = file.set_modified(written)
     {
@@ -263,11 +264,11 @@ pub struct Journal<S = JournalState> {
 
 impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// Opens the journal of the job that `description` describes. The job's name is derived from it: the same
-    /// copy finds its journal again. With `resume` what it holds is gone on with; otherwise it starts empty.
+    /// copy finds its journal again. With `resume` it continues what it holds; otherwise it starts empty.
     ///
     /// # Errors
-    /// `Own` where the folder or file cannot be used, where another whimbrel has it open, or where there is
-    /// nothing to resume.
+    /// `Own` if the folder or file cannot be used, if another whimbrel has it open, or if there is nothing to
+    /// resume.
     pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
         let path = file_of(folder, name);
         if !resume {
@@ -286,7 +287,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         Ok(journal)
     }
 
-    /// The journal of a new job that begins with this state. Where the disk is full it waits for room, as
+    /// The journal of a new job that begins with this state. If the disk is full it waits for room, as
     /// [`DiskFull::until_room`].
     ///
     /// # Errors
@@ -333,19 +334,19 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         Ok(())
     }
 
-    /// Writes the state, durably, where it differs from what was written last.
+    /// Writes the state, durably, if it differs from what was written last.
     ///
     /// # Errors
-    /// `Own` where it cannot be written: a full disk, for example.
+    /// `Own` if it cannot be written: a full disk, for example.
     pub fn save(&mut self, state: &S) -> Result<()> {
         self.write(state).map_err(|e| self.fail(&e))
     }
 
-    /// As [`Journal::save`], and puts up with a full disk, which `disk` shows. For states that another run
-    /// can do without: it goes on from an earlier one, does more again, and nothing else differs.
+    /// As [`Journal::save`], but tolerates a full disk, which `disk` shows. For states that another run does
+    /// not need: without one, it goes on from an earlier state and repeats more, and nothing else differs.
     ///
     /// # Errors
-    /// `Own` where it cannot be written for another reason, or the disk has been full for too long.
+    /// `Own` if it cannot be written for another reason, or the disk has been full for too long.
     pub fn checkpoint(&mut self, state: &S, disk: &DiskFull) -> Result<()> {
         let outcome = self.write(state);
         disk.bear(outcome).map(drop).map_err(|e| self.fail(&e))
@@ -363,7 +364,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// The job is done: the file is removed.
     ///
     /// # Errors
-    /// `Own` where it cannot be removed.
+    /// `Own` if it cannot be removed.
     pub fn finish(self) -> Result<()> {
         let path = self.path;
         self.documents.remove().map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))

@@ -1,8 +1,8 @@
 //! How far replicas are behind their primary, and how far they may be.
 //!
-//! A replica reports to its primary once a second up to where it has got, and `INFO replication` of the
-//! primary shows that. What it has got meanwhile it has reported to nobody: a replica that keeps up seems to
-//! be up to a second behind.
+//! A replica reports its offset to its primary once a second, and `INFO replication` of the primary shows
+//! that. What the replica has received since is not reported anywhere: a replica that keeps up seems to be up
+//! to a second behind.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -108,8 +108,8 @@ impl Lag {
 pub(crate) struct Offsets(VecDeque<(Instant, u64)>);
 
 impl Offsets {
-    /// How far the last of the replicas is behind, by what the primary says `now`; `None` where it has none,
-    /// or does not say how far it is.
+    /// How far the last of the replicas is behind, by what the primary says `now`; `None` if it has none, or
+    /// does not say how far it is.
     pub(crate) fn behind(&mut self, info: &Info, allowed: MaxLag, now: Instant) -> Option<Lag> {
         let offset = info.number("master_repl_offset")?;
         let is_old = |(at, _): &(Instant, u64)| now.saturating_duration_since(*at) > KNOWN_FOR;
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(behind(5, 300, 150), Some(Lag::Ms(5_000)), "it was there at 0 s last");
         assert_eq!(behind(6, 300, 200), Some(Lag::Ms(5_000)), "and now at 1 s");
         assert_eq!(behind(7, 300, 300), Some(Lag::Ms(0)));
-        // Another primary has taken over, and counts from where it likes.
+        // Another primary has taken over, and counts from any number.
         assert_eq!(behind(8, 50, 20), Some(Lag::Ms(0)), "nothing is known of it yet");
         assert_eq!(behind(10, 60, 50), Some(Lag::Ms(2_000)));
     }

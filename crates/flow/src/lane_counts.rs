@@ -40,7 +40,7 @@ impl FromStr for LaneCounts {
     }
 }
 
-/// As it is read: `4`, or `2:8` where they differ.
+/// As it is parsed: `4`, or `2:8` if they differ.
 impl fmt::Display for LaneCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.read, self.write) {

@@ -25,7 +25,7 @@ use crate::budget::{Rates, Strain, now_s};
 use crate::lag::{Lag, Offsets};
 use crate::load::Used;
 
-/// Between two questions to one primary, where there are no more than [`NODES_OFTEN`].
+/// Between two questions to one primary, if there are no more than [`NODES_OFTEN`].
 const PERIOD: Duration = Duration::from_millis(20);
 
 /// With more primaries each of them is asked less often, so that the questions themselves cost nothing.
@@ -40,7 +40,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Between two steps of the rate.
 const STEP: Duration = Duration::from_millis(250);
 
-/// A primary that has not answered for this long counts as one that takes this long.
+/// A primary that has not answered for this long counts as taking this long.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Between two looks at the clock, of a job that moves keys at certain times alone.
@@ -137,10 +137,10 @@ async fn review(rates: Rates, deployments: Vec<Watched>) -> Infallible {
     }
 }
 
-/// What is worst of all, by what is allowed: 1 is all of it. `None` where nothing is known.
+/// What is worst of all, by what is allowed: 1 is all of it. `None` if nothing is known.
 fn worst(rates: &Rates, answers: &[Arc<Mutex<Answers>>]) -> Option<(Strain, f64)> {
     let now = Instant::now();
-    // The slowest one: others that are quick make nobody's wait shorter.
+    // The slowest one: others that are quick make no wait shorter.
     let latency = rates.max_latency_ms().and_then(|limit_ms| {
         let slow_ms = answers.iter().filter_map(|one| one.lock().slow_ms(now)).reduce(f64::max)?;
         Some((Strain::Latency(slow_ms), slow_ms / limit_ms as f64))
@@ -162,7 +162,7 @@ fn worst(rates: &Rates, answers: &[Arc<Mutex<Answers>>]) -> Option<(Strain, f64)
     latency.into_iter().chain(lags).chain(loads).max_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
-/// One that is asked.
+/// A primary that is asked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Primary {
     /// The place of its deployment.
@@ -196,7 +196,7 @@ struct Asked {
     answers: Arc<Mutex<Answers>>,
 }
 
-/// Asks one primary, for ever. One that cannot be reached is for others to report: its job waits for it.
+/// Asks one primary, for ever. Other code reports a primary that cannot be reached: its job waits for it.
 async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, asked: Asked) -> Infallible {
     let mut link = None::<Link>;
     let (mut offsets, mut used, mut info_asked) = (Offsets::default(), Used::default(), None::<Instant>);
@@ -217,15 +217,15 @@ async fn ask(deployment: Arc<Deployment>, address: Address, period: Duration, as
             answers = ask_for_info(open, &asked, &mut offsets, &mut used).await;
         }
         if !answers {
-            // A reply that comes late must not be taken for that of the next question.
+            // A late reply must not be mistaken for that of the next question.
             link = None;
         }
         sleep(period.saturating_sub(began.elapsed())).await;
     }
 }
 
-/// Makes a connection, for as long as that may take. One that hangs takes in connections, and says nothing on
-/// them either: it counts as slow meanwhile. One that refuses them does not.
+/// Makes a connection, for as long as that may take. A primary that hangs accepts connections, and says
+/// nothing on them either: it counts as slow meanwhile. A primary that refuses them does not.
 async fn open_slowly(deployment: &Deployment, address: &Address, asked: &Asked) -> Option<Link> {
     let mut opening = std::pin::pin!(deployment.open(address, 0));
     loop {
@@ -240,7 +240,7 @@ async fn open_slowly(deployment: &Deployment, address: &Address, asked: &Asked) 
     }
 }
 
-/// Asks one primary for its replicas and its load, where these are limited; false where it does not answer.
+/// Asks one primary for its replicas and its load, if these are limited; false if it does not answer.
 async fn ask_for_info(link: &mut Link, asked: &Asked, offsets: &mut Offsets, used: &mut Used) -> bool {
     if let Some(allowed) = asked.rates.max_lag().filter(|_| asked.is_written) {
         let Some(info) = info_of(link, b"replication").await else { return false };
@@ -255,8 +255,8 @@ async fn ask_for_info(link: &mut Link, asked: &Asked, offsets: &mut Offsets, use
     true
 }
 
-/// What a server says of itself; within it `None` of a user who may not ask, who gets an error and no limit.
-/// `None` where it does not answer.
+/// What a server says about itself; the inner value is `None` if the user may not ask: that is an error, and
+/// no limit. `None` if it does not answer.
 async fn info_of(link: &mut Link, section: &[u8]) -> Option<Option<Info>> {
     match timeout(ANSWER_MAX, link.ask(&[b"INFO", section])).await {
         Ok(Ok(reply)) => Some(reply.as_bytes().map(|text| Info::parse(text))),
@@ -279,18 +279,18 @@ impl Answers {
         self.took.push_back((asked + took, took));
     }
 
-    /// How far replicas are behind, where that was said lately.
+    /// How far replicas are behind, if that was reported lately.
     fn lag_at(&self, now: Instant) -> Option<Lag> {
         self.lag.filter(|(at, _)| is_new(*at, now)).map(|(_, lag)| lag)
     }
 
-    /// How much of a core it uses, where that was said lately.
+    /// How much of a core it uses, if that was reported lately.
     fn load_at(&self, now: Instant) -> Option<f64> {
         self.load.filter(|(at, _)| is_new(*at, now)).map(|(_, load)| load)
     }
 
-    /// The slowest answers but one in fifty, in milliseconds: one that is slow by chance slows nobody down.
-    /// `None` where nobody has answered.
+    /// The slowest answer after leaving out one in fifty, in milliseconds: an answer that is slow by chance
+    /// slows nothing down. `None` if there was no answer.
     fn slow_ms(&mut self, now: Instant) -> Option<f64> {
         while self.took.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > WINDOW) {
             self.took.pop_front();

@@ -1,13 +1,13 @@
 //! The classic way to move slots: `SETSLOT IMPORTING` and `MIGRATING`, `MIGRATE` key by key, `SETSLOT NODE`.
 //!
-//! This is what `redis-cli` and `valkey-cli` do. It is here to be compared with, and for servers where every
-//! other way is forbidden: clients see `ASK` and `TRYAGAIN` while a slot moves, `MIGRATE` blocks both servers
-//! for as long as a key takes, and every slot costs several commands at every primary.
+//! This is what `redis-cli` and `valkey-cli` do. It is here to be compared with, and for servers on which
+//! every other way is forbidden: clients see `ASK` and `TRYAGAIN` while a slot moves, `MIGRATE` blocks both
+//! servers for as long as a key takes, and every slot costs several commands at every primary.
 //!
 //! A slot on its way is served by both nodes, so that being cut off in the middle of one loses nothing, but
-//! leaves it marked: the same call finishes it. There is no way back for one that is half moved: without its
-//! marks the source would answer for keys that are already at the target. A source that loses its last slot
-//! becomes a replica of the target, where `cluster-allow-replica-migration` is not switched off.
+//! leaves it marked: the same call finishes it. There is no way back for a slot that is half moved: without
+//! its marks the source would answer for keys that are already at the target. A source that loses its last
+//! slot becomes a replica of the target, unless `cluster-allow-replica-migration` is switched off.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,22 +89,22 @@ pub struct LegacyReport {
     pub keys: u64,
     /// How long it took.
     pub duration_ms: u64,
-    /// True where it stopped because it was cancelled, before all slots had moved.
+    /// True if it stopped because it was cancelled, before all slots had moved.
     pub cancelled: bool,
-    /// What stopped it, where something did: the slots in [`moved`](LegacyReport::moved) stay at the target
-    /// all the same. The message says which slot it was.
+    /// What stopped it, if anything did: the slots in [`moved`](LegacyReport::moved) stay at the target all
+    /// the same. The message says which slot it was.
     pub failure: Option<Error>,
-    /// That slot, where both nodes serve it now, or may.
+    /// That slot, if both nodes serve it now, or may.
     pub half_moved: Option<Slot>,
 }
 
-/// Moves slots one after another, as the classic tools do. `cancel` is looked at between slots: the current
-/// one is finished first, so that none is left half moved.
+/// Moves slots one after another, as the classic tools do. `cancel` is checked between slots: the current one
+/// is finished first, so that none is left half moved.
 ///
 /// # Errors
-/// `Unfit` where the nodes are not two primaries of this cluster; where they cannot be reached. Nothing has
-/// moved then. What goes wrong later is in the [report](LegacyReport::failure): what a server refuses, other
-/// values that the target has for keys that are to move, what breaks for longer than the retries last.
+/// `Unfit` if the nodes are not two primaries of this cluster; if they cannot be reached. Nothing has moved
+/// then. What goes wrong later is in the [report](LegacyReport::failure): what a server refuses, other values
+/// that the target has for keys that are to move, a break for longer than the retries last.
 pub async fn move_slots(
     deployment: &Deployment,
     source: &NodeId,
@@ -283,7 +283,7 @@ impl Mover {
             setslot(&mut self.source, &number, "MIGRATING", &target_id).await?;
             self.move_keys(slot, count).await?;
         }
-        // The new owner first: if the old one lost it first, nobody would have it for a moment.
+        // The new owner first: if the old one lost it first, no node would have it for a moment.
         setslot(&mut self.target, &number, "NODE", &target_id).await?;
         setslot(&mut self.source, &number, "NODE", &target_id).await?;
         if self.options.notify_all {
@@ -330,7 +330,7 @@ impl Mover {
         }
     }
 
-    /// Sends some keys; false where none of them was there any more.
+    /// Sends some keys; false if none of them was there any more.
     async fn migrate(&mut self, slot: &str, keys: &[Bytes]) -> Result<bool> {
         let reply = self.send_migrate(keys, self.options.replace).await?;
         let Some(e) = ServerError::of(&reply) else {
@@ -408,7 +408,7 @@ impl Mover {
         self.target.link = None;
     }
 
-    /// Says what became of the slot that failed, and whether it may be half moved. One of which no key has
+    /// Says what became of the slot that failed, and whether it may be half moved. A slot that no key has
     /// left is given back clean.
     async fn explain(&mut self, slot: Slot, mut error: Error) -> (Error, bool) {
         self.reconnect();
@@ -421,7 +421,7 @@ impl Mover {
         (error.with_left(left), !is_at_source)
     }
 
-    /// Clears the marks of a slot whose keys are all still at the source. False where that is not so.
+    /// Clears the marks of a slot whose keys are all still at the source. False if that is not so.
     async fn undo(&mut self, slot: Slot) -> Result<bool> {
         let number = slot.to_string();
         if self.is_at_target(slot).await? {

@@ -64,8 +64,8 @@ impl fmt::Display for MaxLoad {
 pub(crate) struct Used(VecDeque<(Instant, f64)>);
 
 impl Used {
-    /// Its load of the last second, in percent of a core, by what it says `now`. `None` where it does not
-    /// say, or nothing is known of before.
+    /// Its load of the last second, in percent of a core, by what it says `now`. `None` if it does not say,
+    /// or nothing earlier is known.
     pub(crate) fn percent(&mut self, info: &Info, now: Instant) -> Option<f64> {
         let used_s = used_s(info)?;
         // Another process, which counts from 0.
@@ -73,7 +73,7 @@ impl Used {
             self.0.clear();
         }
         self.0.push_back((now, used_s));
-        // The first one that is kept is as old as the span, or older.
+        // The first kept entry is as old as the span, or older.
         let is_old = |(at, _): &(Instant, f64)| now.saturating_duration_since(*at) >= SPAN;
         while self.0.get(1).is_some_and(is_old) || self.0.len() > KNOWN_MAX {
             self.0.pop_front();
@@ -84,7 +84,7 @@ impl Used {
     }
 }
 
-/// What it has used since its start, in seconds: its main thread, where it reports that separately.
+/// What it has used since its start, in seconds: its main thread, if it reports that separately.
 fn used_s(info: &Info) -> Option<f64> {
     let seconds = |name: &str| info.field(name)?.parse::<f64>().ok();
     let sum = |suffix: &str| {

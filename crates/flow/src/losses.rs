@@ -15,16 +15,16 @@ use crate::verify::{self, Depth, Settle, VerifyOptions, VerifyProgress};
 pub struct Losses {
     /// Those that the source has too. Values are not compared: some of them may be equal already.
     pub replaced: u64,
-    /// Those that only the target has, where they are removed.
+    /// Those that only the target has, if they are removed.
     pub removed: Option<u64>,
     /// Whether the user stopped it before all were looked at.
     pub is_partial: bool,
 }
 
-/// Counts them by looking for each selected key on both sides; what only the target has where that is
-/// removed.
+/// Counts them by looking for each selected key on both sides; also counts what only the target has, if that
+/// is removed.
 ///
-/// `None` where the source's user has too few rights to look.
+/// `None` if the source's user has too few rights to look.
 ///
 /// # Errors
 /// As [`verify::verify`].

@@ -55,7 +55,7 @@ impl Drop for MemoryPermit {
 }
 
 impl Budget {
-    /// Keeps of what is free as much as is in flight above the size: one who waited for it may have had it.
+    /// Of what is free, keeps as much as is in flight above the size: a waiter may have taken it.
     fn settle(&self) {
         let mut size = self.size.lock();
         size.excess -= self.units.forget_permits(size.excess);
@@ -93,7 +93,7 @@ impl MemoryBudget {
     pub async fn take(&self, bytes: u64) -> MemoryPermit {
         loop {
             self.0.settle();
-            // Before the size is looked at: a change after that is not missed.
+            // Before the size is read: a change after that is not missed.
             let resized = self.0.resized.notified();
             let units = units_of(bytes).min(self.0.size.lock().max);
             tokio::select! {
@@ -108,7 +108,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Makes it as large as that. Where more is in flight nothing is taken until enough has been given back.
+    /// Makes it as large as that. If more is in flight, nothing is taken until enough has been given back.
     pub fn resize(&self, bytes: u64) {
         let max = units_of(bytes);
         let mut size = self.0.size.lock();

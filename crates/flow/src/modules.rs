@@ -48,7 +48,7 @@ const WALK_MAX: Duration = Duration::from_secs(20);
 /// What stays behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LeftBehind {
-    /// Types that the target does not have, where the source has keys of them.
+    /// Types that the target does not have, if the source has keys of them.
     pub types: Vec<LeftType>,
     /// Commands that make the indexes for searches.
     pub indexes: Vec<String>,
@@ -75,7 +75,7 @@ impl LeftBehind {
         self.types.iter().any(|of| of.keys > 0)
     }
 
-    /// What is said of it before anything begins.
+    /// What is said about it before anything begins.
     pub fn lines(&self) -> Vec<String> {
         let keys = |of: &LeftType| match (of.keys, of.is_counted) {
             (0, _) => "perhaps keys".to_owned(),
@@ -132,7 +132,7 @@ pub(crate) async fn left_behind(
 
 const LIST_INDEXES: &str = "FT._LIST";
 
-/// Which of the commands that matter here a server has; `None` where it does not say.
+/// Which of the commands that matter here a server has; `None` if it does not say.
 async fn commands(deployment: &Deployment) -> Result<Option<BTreeSet<&'static str>>> {
     let asked: Vec<&'static str> = TYPES.iter().map(|(_, command)| *command).chain([LIST_INDEXES]).collect();
     let mut args: Vec<&[u8]> = vec![b"COMMAND", b"INFO"];
@@ -145,8 +145,8 @@ async fn commands(deployment: &Deployment) -> Result<Option<BTreeSet<&'static st
     }))
 }
 
-/// Hands the selected keys of a type on, page by page with a connection to where they are, until `visit` has
-/// enough; true where it has seen all of them.
+/// Hands the selected keys of a type on, page by page with a connection to the server that has them, until
+/// `visit` has enough; true if it has seen all of them.
 async fn walk(
     source: &Arc<Deployment>,
     options: &CopyOptions,
@@ -176,7 +176,7 @@ async fn walk(
     Ok(true)
 }
 
-/// The commands that make all indexes; none where they may not be asked for.
+/// The commands that make all indexes; none if they may not be asked for.
 async fn indexes(source: &Deployment) -> Result<Vec<String>> {
     let mut link = source.open(&source.server(), 0).await?;
     let names = link.ask(&[LIST_INDEXES.as_bytes()]).await?;

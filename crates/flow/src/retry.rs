@@ -38,10 +38,10 @@ impl Backoff {
         Backoff { policy, since: None, pause_ms: policy.pause_first_ms, tries: 0 }
     }
 
-    /// After a failure: sleeps and returns, or gives the error back where it is not transient or time is up.
+    /// After a failure: sleeps and returns, or gives the error back if it is not transient or time is up.
     ///
     /// # Errors
-    /// The error it was given, with what was tried added where it was retried.
+    /// The error it was given, with what was tried added if it was retried.
     pub async fn pause(&mut self, error: Error) -> Result<()> {
         if !error.is_transient() {
             return Err(error);

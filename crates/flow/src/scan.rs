@@ -2,7 +2,7 @@
 //!
 //! `SCAN` gives every key that exists during the whole of an iteration, at least once. That holds for one
 //! process of the server only: the cursor means nothing to another process, since each has its own hash seed.
-//! So the cursor is tied to the `run_id` it came from, and another `run_id` starts the iteration again. Where
+//! So the cursor is tied to the `run_id` it came from, and another `run_id` starts the iteration again. If
 //! the server does not report its `run_id`, the cursor is tied to the connection.
 
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::retry::{Backoff, RetryPolicy};
 pub struct Unit {
     /// The id of the shard's primary when the unit was made; empty for a standalone server.
     pub shard_id: String,
-    /// The slots it owned then. After a failover, when the id is gone, they show who took its place. A single
-    /// slot would not do: it may move to another shard while the rest stays.
+    /// The slots it owned then. After a failover, when the id is gone, they show which shard took its place.
+    /// A single slot would not do: it may move to another shard while the rest stays.
     pub slots: SlotSet,
     /// The database.
     pub db: u32,
-    /// Read from a replica of the shard where it has one.
+    /// Read from a replica of the shard if it has one.
     pub from_replica: bool,
 }
 
@@ -40,8 +40,8 @@ impl Unit {
         topology.shards.iter().map(unit).collect()
     }
 
-    /// The shard that this unit is about, as it is now: the one with the same id, else the one that has most
-    /// of its slots.
+    /// The shard that this unit is about, as it is now: the one with the same id, else the shard that has
+    /// most of its slots.
     pub fn shard<'a>(&self, topology: &'a Topology) -> Option<&'a Shard> {
         let shared = |s: &Shard| s.slots.intersection(&self.slots).len();
         topology
@@ -71,7 +71,7 @@ impl Unit {
 /// Where an iteration stands: what a journal keeps in order to go on later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
-    /// The process the cursor belongs to; empty where it is not known.
+    /// The process the cursor belongs to; empty if it is not known.
     pub run_id: String,
     /// The cursor, in decimal.
     pub cursor: Bytes,
@@ -82,9 +82,9 @@ pub struct Position {
 pub struct Page {
     /// The keys. A key may come more than once in an iteration.
     pub keys: Vec<Bytes>,
-    /// Where the iteration stands after this page; `None` where it is complete.
+    /// Where the iteration stands after this page; `None` if it is complete.
     pub next: Option<Position>,
-    /// True where the iteration had to start again, and this is its first page.
+    /// True if the iteration had to start again, and this is its first page.
     pub restarted: bool,
 }
 
@@ -116,7 +116,7 @@ pub struct KeyScan {
 }
 
 impl KeyScan {
-    /// Starts at the beginning, or goes on at `from`, where the server's process is still the same.
+    /// Starts at the beginning, or goes on at `from`, if the server's process is still the same.
     pub fn new(
         deployment: Arc<Deployment>,
         unit: Unit,
@@ -153,7 +153,7 @@ impl KeyScan {
                     self.link = None;
                     self.in_flight = false;
                     backoff.pause(e).await?;
-                    // After a failover somebody else owns the shard. A failed refresh is the next try's
+                    // After a failover another node owns the shard. A failed refresh is the next try's
                     // problem.
                     if let Err(e) = self.deployment.refresh().await {
                         tracing::debug!(error = %e, "topology refresh failed");
@@ -218,8 +218,8 @@ impl KeyScan {
     }
 }
 
-/// One page of an iteration over the server of this link, and the cursor after it: `0` where it was the last.
-/// An iteration begins at `0`. It is the caller that sees to it that the link stays with one process.
+/// One page of an iteration over the server of this link, and the cursor after it: `0` if it was the last. An
+/// iteration begins at `0`. The caller makes sure that the link stays with one process.
 ///
 /// # Errors
 /// As [`Link::call`], or a reply of another form.

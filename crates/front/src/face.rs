@@ -3,8 +3,8 @@
 //!
 //! A question like `CLUSTER SLOTS` is passed on as everything is, so that the server says whether its user
 //! may ask it, and in its turn. A server that is no cluster answers that it is none; in the place of that
-//! answer the client gets the one that has lain ready since the front began, or since the last change of its
-//! fleet (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
+//! answer the client gets the answer that has been ready since the front began, or since the last change of
+//! its fleet (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
 
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -26,7 +26,7 @@ const NOTHING_KNOWN: &[u8] = b"-CLUSTERDOWN whimbrel front: nothing is known of 
 /// Words of a question that have to be known.
 pub(crate) const WORDS: usize = 3;
 
-/// What clients get to know of the front, where it presents itself as a cluster.
+/// What clients get to know of the front, if it presents itself as a cluster.
 #[derive(Debug)]
 pub struct Face {
     /// `None` until something is known.
@@ -85,7 +85,7 @@ impl Face {
         face
     }
 
-    /// One that shows nothing yet. With `is_tls` it names nodes that are reached with TLS.
+    /// A face that shows nothing yet. With `is_tls` it names nodes that are reached with TLS.
     pub(crate) fn empty(is_tls: bool) -> Face {
         Face { known: RwLock::default(), is_tls }
     }

@@ -30,7 +30,7 @@ use crate::upstream::shared::SharedConnections;
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// After so long without a word a client is probed, as `tcp-keepalive` of the servers has it.
+/// A client that is silent for this long is probed, as with the servers' `tcp-keepalive`.
 const KEEPALIVE: Duration = Duration::from_secs(300);
 
 /// How long clients whose requests are under way may keep a front that ends: for what a request waits for
@@ -40,12 +40,12 @@ const END: Duration = ARRIVALS.saturating_add(ANSWERS).saturating_add(ANSWERS).s
 /// How a front behaves.
 #[derive(Debug, Clone)]
 pub struct FrontOptions {
-    /// Where it listens. Port 0 takes a free one.
+    /// The address that it listens on. Port 0 takes a free one.
     pub listen: SocketAddr,
     /// How clients are met with TLS; `None`: they come without.
     pub tls: Option<Acceptor>,
     /// It presents itself as a cluster of one node, which clients reach here: a host or an IP address, and a
-    /// port; where the port is 0, that which it listens on.
+    /// port; if the port is 0, the port that it listens on.
     pub cluster_face: Option<(String, u16)>,
     /// It has been promised that scripts and functions use no other keys than those they declare, so they are
     /// run while keys move.
@@ -60,7 +60,7 @@ pub struct FrontOptions {
 }
 
 impl FrontOptions {
-    /// One that listens here, and does nothing but what every front does.
+    /// A front that listens here, without any option.
     pub fn new(listen: SocketAddr, clients_max: usize) -> FrontOptions {
         FrontOptions {
             listen,
@@ -75,7 +75,7 @@ impl FrontOptions {
 }
 
 /// How many connections a client of a front may need to a source or target: to a cluster one to each primary,
-/// and one for requests that are redirected. 1 where it cannot be reached now.
+/// and one for requests that are redirected. 1 if it cannot be reached now.
 pub async fn connections_each(endpoint: &Endpoint, link: LinkOptions) -> u64 {
     Upstream::find(endpoint, link).await.map_or(1, |found| found.upstream.connections_each())
 }
@@ -93,14 +93,13 @@ impl Front {
     /// Looks at the source, and begins to listen. Clients are served once [`Front::serve`] runs.
     ///
     /// # Errors
-    /// Where the source cannot be reached or is not what can be served; `Own` where the address cannot be
-    /// listened on.
+    /// If the source cannot be reached or cannot be served; `Own` if the address cannot be listened on.
     pub async fn bind(options: FrontOptions, source: Endpoint) -> Result<Front> {
         let found = Upstream::find(&source, options.link).await?;
         Front::open(options, found.upstream, found.facts, None).await
     }
 
-    /// As [`Front::bind`], where keys may move between two servers.
+    /// As [`Front::bind`], but keys may move between two servers.
     pub(crate) async fn open(
         options: FrontOptions,
         source: Upstream,
@@ -137,7 +136,7 @@ impl Front {
         Ok(front)
     }
 
-    /// One that only passes on what clients say.
+    /// A front that only passes on what clients say.
     pub(crate) fn of(
         listener: TcpListener,
         options: FrontOptions,
@@ -162,10 +161,10 @@ impl Front {
         &self.shared
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     ///
     /// # Errors
-    /// `Own` where the system does not report it.
+    /// `Own` if the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
     }
@@ -180,8 +179,8 @@ impl Front {
         &self.facts
     }
 
-    /// Serves until `stop`. Then nobody is let in any more, requests that have arrived are answered, and each
-    /// client is hung up on when nothing of it is under way: after [`END`] in any case.
+    /// Serves until `stop`. Then no client is let in any more, requests that have arrived are answered, and
+    /// each client is disconnected when nothing of it is under way: after [`END`] in any case.
     pub async fn serve(self, stop: CancellationToken) {
         let shared = self.shared.clone();
         let mut sessions = self.let_in(stop).await;
@@ -190,7 +189,7 @@ impl Front {
         sessions.shutdown().await;
     }
 
-    /// Lets clients in until `stop`, and listens no more then. Returns those that are there.
+    /// Lets clients in until `stop`, and then stops listening. Returns those that are there.
     async fn let_in(self, stop: CancellationToken) -> JoinSet<()> {
         let permits = Arc::new(Semaphore::new(self.options.clients_max));
         let mut sessions = JoinSet::new();
@@ -234,7 +233,7 @@ impl Front {
 /// Listens.
 ///
 /// # Errors
-/// `Own` where the address cannot be listened on.
+/// `Own` if the address cannot be listened on.
 pub(crate) async fn listen(at: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(at).await.map_err(|e| {
         Error::own(format!("listen on {at}"), e)
@@ -242,13 +241,13 @@ pub(crate) async fn listen(at: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Serves one client. Who does not come to terms about TLS in the time that a connection may take is let go.
+/// Serves one client. A client that does not complete TLS in the time that a connection may take is let go.
 async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Acceptor>) {
     let Some(tls) = tls else { return Driver::new(shared, stream).run().await };
     let limit = Duration::from_millis(shared.connect_timeout_ms);
     let accepted = tokio::select! {
         accepted = timeout(limit, tls.accept(stream)) => accepted,
-        // Nothing of it is under way, but for what may be on its way to us.
+        // Nothing of it is under way, except what may be on its way to us.
         () = async { shared.ending.wakes().await; sleep(ARRIVAL).await } => return,
     };
     match accepted {
@@ -263,8 +262,7 @@ async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Accept
     }
 }
 
-/// No delay, and the probes by which a client is noticed that vanished without a word: the server cannot see
-/// it.
+/// No delay, and the probes that notice a client that vanished silently: the server cannot see it.
 fn set_options(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3).with_retries(3);

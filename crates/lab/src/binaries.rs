@@ -55,14 +55,14 @@ pub(crate) fn cache_dir() -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|dir| dir.join(".cache/whimbrel/engines")))
 }
 
-/// Where the browser is that `./dev engines chromium` brings: a folder with `bin` and `fonts`.
+/// The place of the browser that `./dev engines chromium` brings: a folder with `bin` and `fonts`.
 pub fn browser_home() -> Option<PathBuf> {
     let home = cache_dir()?.join("chromium");
     home.join("bin/chromium-headless-shell").is_file().then_some(home)
 }
 
-/// The script that `./dev engines axe` brings: run in a page, it finds what keeps people from using it who do
-/// not see it, or use no mouse.
+/// The script that `./dev engines axe` brings: run in a page, it finds what hinders people who do not see it,
+/// or use no mouse.
 pub fn page_checker() -> Option<PathBuf> {
     let script = cache_dir()?.join("axe/bin/axe.min.js");
     script.is_file().then_some(script)

@@ -210,7 +210,7 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(25);
 impl Cluster {
     /// Describes a cluster to start.
     pub fn builder(engine: Engine) -> ClusterBuilder {
-        // Otherwise a replica may leave its primary for one that has lost its own, and tests would be
+        // Otherwise a replica may leave its primary for another that has lost its own, and tests would be
         // surprised.
         let template = match engine {
             // It knows no other way than to ask for more replicas than there ever are.
@@ -272,7 +272,7 @@ impl Cluster {
     /// The index of the node that owns a slot, by its own word. If two claim it, the later claim counts.
     ///
     /// # Errors
-    /// When nobody who runs claims it, or a running node does not answer.
+    /// When no running node claims it, or a running node does not answer.
     pub fn owner_of(&self, slot: u16) -> Result<usize, LabError> {
         let mut owner = None;
         for index in self.running() {
@@ -300,7 +300,7 @@ impl Cluster {
         setslot(to, "IMPORTING", &self.ids[from])?;
         setslot(from, "MIGRATING", &self.ids[to])?;
         self.migrate_keys(slot, from, to)?;
-        // The new owner first: if the old one lost it first, nobody would have it for a moment.
+        // The new owner first: if the old one lost it first, no node would have it for a moment.
         setslot(to, "NODE", &self.ids[to])?;
         setslot(from, "NODE", &self.ids[to])?;
         for other in self.current_primaries()? {
@@ -309,7 +309,7 @@ impl Cluster {
             }
         }
         // A claim of the old owner that was under way can undo this: Redis 7.0 was seen with two nodes that
-        // each said the slot was the other's, for good. So it is looked at for a while, and said again.
+        // each permanently said that the slot was the other's. So it is checked for a while, and said again.
         for _ in 0..SETTLE_ROUNDS {
             std::thread::sleep(SETTLE_PAUSE);
             if !self.own_entry(to)?.owns(slot) {
@@ -344,7 +344,7 @@ impl Cluster {
             .sum()
     }
 
-    /// Waits until all nodes that run say the cluster is well, agree on who owns what, and have their links.
+    /// Waits until all nodes that run say the cluster is well, agree on the owners, and have their links.
     ///
     /// # Errors
     /// When that takes too long; the error says what was wrong.
@@ -526,7 +526,7 @@ impl Cluster {
         None
     }
 
-    /// Who owns or follows what in the eyes of a node, or what troubles it.
+    /// The owners and followers in the eyes of a node, or what troubles it.
     fn trouble_at(&self, index: usize, present: &[usize]) -> Result<Result<Vec<Role>, String>, LabError> {
         let info: String = self.ask(index, "CLUSTER INFO", cmd("CLUSTER").arg("INFO"))?;
         if !info.lines().any(|line| line == "cluster_state:ok") {
@@ -616,7 +616,7 @@ fn cluster_port(node: &Server) -> u16 {
     node.tls_port().unwrap_or(node.port())
 }
 
-/// What a node is to another: its id, that of its primary where it has one, and its slots.
+/// What a node is to another: its id, that of its primary if it has one, and its slots.
 type Role = (String, Option<String>, String);
 
 /// One line of `CLUSTER NODES`.
@@ -625,7 +625,7 @@ struct NodeEntry {
     id: String,
     flags: Vec<String>,
     is_itself: bool,
-    /// Of whom it is a replica.
+    /// The primary that it follows.
     primary: Option<String>,
     epoch: u64,
     is_linked: bool,

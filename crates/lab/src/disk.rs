@@ -25,7 +25,7 @@ impl SmallDisk {
     /// One with room for this many bytes.
     ///
     /// # Errors
-    /// Where this user may not make namespaces, or not mount anything in them.
+    /// If this user may not make namespaces, or not mount anything in them.
     pub fn start(bytes: u64) -> Result<SmallDisk, LabError> {
         let fail = |source| LabError::io("mount a small disk", source);
         let folder = tempfile::tempdir().map_err(fail)?;
@@ -47,7 +47,7 @@ impl SmallDisk {
         Ok(SmallDisk { path, _holder: holder, _folder: folder })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -55,7 +55,7 @@ impl SmallDisk {
     /// Takes all the room that there is.
     ///
     /// # Errors
-    /// Where the disk cannot be written for another reason than that it is full.
+    /// If the disk cannot be written for another reason than that it is full.
     pub fn fill(&self) -> Result<(), LabError> {
         let fail = |source| LabError::io("fill a small disk", source);
         let mut file =
@@ -71,7 +71,7 @@ impl SmallDisk {
     /// Gives the room back.
     ///
     /// # Errors
-    /// Where the file that takes it cannot be removed.
+    /// If the file that takes it cannot be removed.
     pub fn make_room(&self) -> Result<(), LabError> {
         std::fs::remove_file(self.path.join(FILLER)).map_err(|e| LabError::io("empty a small disk", e))
     }

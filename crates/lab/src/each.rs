@@ -15,10 +15,10 @@
 /// and `keys_arrive::between::redis_8_0` and `keys_arrive::between::valkey_8_1`, which `./dev test all` runs,
 /// and `./dev test` does not.
 ///
-/// Where the engines between differ, all four belong to `./dev test`: `on every: keys_arrive` has no
-/// `between`. Some engines alone are named, oldest first: `on Redis60 Redis80: keys_arrive`. `async` before
-/// all this takes async functions, which run on tokio's runtime with several threads; the crate that uses it
-/// needs tokio.
+/// If the engines between differ, all four belong to `./dev test`: `on every: keys_arrive` has no `between`.
+/// Some engines alone are named, oldest first: `on Redis60 Redis80: keys_arrive`. `async` before all this
+/// takes async functions, which run on tokio's runtime with several threads; the crate that uses it needs
+/// tokio.
 ///
 /// [`Engine::ALL`]: crate::Engine::ALL
 #[macro_export]

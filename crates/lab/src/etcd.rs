@@ -24,7 +24,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// How often other ports are tried when somebody was quicker.
+/// How often other ports are tried when another process was quicker.
 const ATTEMPTS: u32 = 4;
 
 /// How much of its log a node that did not start is quoted with.
@@ -122,7 +122,7 @@ impl Etcd {
         addrs.join(",")
     }
 
-    /// Which of the nodes leads the others, once one answers that knows; none where nobody does for a long
+    /// Which of the nodes leads the others, once one that knows answers; none if no node does for a long
     /// while.
     pub fn leader(&self) -> Option<usize> {
         let deadline = Instant::now() + READY_TIMEOUT;
@@ -146,7 +146,7 @@ impl Etcd {
         })
     }
 
-    /// Has everybody log in as `root` with this password from now on.
+    /// Requires all clients to log in as `root` with this password from now on.
     ///
     /// # Errors
     /// When a node does not answer.

@@ -6,15 +6,15 @@ use crate::cluster::SLOTS;
 use crate::engine::Engine;
 
 /// A `nodes.conf` for [`ServerBuilder::nodes_conf`](crate::ServerBuilder::nodes_conf): some primaries on
-/// loopback, of which the first is the server itself, and for each slot the number of its owner. Start it
-/// with a long `cluster-node-timeout`, so that the others are not found to be missing.
+/// loopback, the first being the server itself, and for each slot the number of its owner. Start it with a
+/// long `cluster-node-timeout`, so that the others are not found to be missing.
 ///
 /// Panics for an owner that is not there.
 pub fn made_up_nodes(engine: Engine, primaries: usize, owner_of: impl Fn(usize) -> Option<usize>) -> String {
     let mut lines: Vec<String> = (0..primaries)
         .map(|node| {
             let flags = if node == 0 { "myself,master" } else { "master" };
-            // Where shards have names, a node without one is in no shard.
+            // If shards have names, a node without one is in no shard.
             let has_shards = engine != Engine::Redis70;
             let shard = if has_shards { format!(",,shard-id={node:040x}") } else { String::new() };
             let (id, port) = (made_up_id(node), made_up_port(node));
@@ -35,8 +35,8 @@ pub fn made_up_id(node: usize) -> String {
     format!("{:040x}", node + 1)
 }
 
-/// The port of a made-up node. Nobody must listen on its bus port: a server of another test that does would
-/// be taken for it. So that is beyond the ports of this crate, and those of outgoing connections.
+/// The port of a made-up node. No process must listen on its bus port: a server of another test that does
+/// would be mistaken for it. So that is beyond the ports of this crate, and those of outgoing connections.
 pub fn made_up_port(node: usize) -> usize {
     51_000 + node
 }

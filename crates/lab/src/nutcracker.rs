@@ -19,7 +19,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// How often other ports are tried when somebody was quicker.
+/// How often other ports are tried when another process was quicker.
 const ATTEMPTS: u32 = 4;
 
 /// nutcracker (twemproxy) on loopback, in front of servers among which it divides the keys. It closes the

@@ -33,7 +33,7 @@ static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
 /// What keeps other processes from the ports of this one.
 static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
 
-/// A port on loopback that nobody listens on, nor on its bus port (10,000 higher), and that this process
+/// A port on loopback that no process listens on, nor on its bus port (10,000 higher), and that this process
 /// keeps.
 ///
 /// # Errors
@@ -51,7 +51,7 @@ fn advance() -> u16 {
         .expect("the closure never refuses")
 }
 
-/// Whether the port is this process' own from now on. False where any process has it, this one included.
+/// Whether the port is this process' own from now on. False if any process has it, this one included.
 fn reserve(port: u16) -> bool {
     let name = SocketAddr::from_abstract_name(format!("whimbrel-lab-port-{port}")).expect("a short name");
     let taken = UnixListener::bind_addr(&name);

@@ -105,7 +105,7 @@ static SPAWNER: LazyLock<Spawner> = LazyLock::new(|| {
     let (requests, inbox) = mpsc::channel::<Request>();
     thread::spawn(move || {
         for mut request in inbox {
-            // Who asked is waiting for the answer.
+            // The caller is waiting for the answer.
             let _ = request.answer.send(request.command.spawn());
         }
     });
@@ -125,7 +125,7 @@ impl Spawner {
     }
 }
 
-/// A command that runs `program`, and dies with this process where `setpriv` is there to arrange it.
+/// A command that runs `program`, and dies with this process if `setpriv` is there to arrange it.
 pub(crate) fn command(program: &std::path::Path) -> Command {
     if SPAWNER.has_setpriv {
         let mut command = Command::new("setpriv");

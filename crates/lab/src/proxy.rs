@@ -148,7 +148,7 @@ impl Proxy {
     /// Accepts connections again, at the same address.
     ///
     /// # Errors
-    /// When somebody else took the port meanwhile.
+    /// When another process took the port meanwhile.
     pub fn heal(&self) -> Result<(), LabError> {
         let mut acceptor = lock(&self.acceptor);
         if acceptor.is_none() {

@@ -68,7 +68,7 @@ impl Sentinels {
         format!("{}/{}", nodes.join(","), self.name)
     }
 
-    /// The port of the primary, where all of them say the same.
+    /// The port of the primary, if all of them say the same.
     pub fn primary_port(&self) -> Option<u16> {
         let port = |node: &Server| -> Option<u16> {
             let reply = node.try_call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.name]).ok()?;

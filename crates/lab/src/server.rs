@@ -39,7 +39,7 @@ const POLL: Duration = Duration::from_millis(5);
 /// What commands may take that no client should feel.
 const SLOW_US: f64 = 50_000.0;
 
-/// How often another port is tried when somebody was quicker.
+/// How often another port is tried when another process was quicker.
 const ATTEMPTS: u32 = 8;
 
 /// How much of its log a server that did not start is quoted with.
@@ -80,15 +80,15 @@ pub struct ServerBuilder {
 
 /// Why a server that was launched is not there yet, or never will be.
 pub(crate) enum NotReady {
-    /// Somebody else listens on one of its ports.
+    /// Another process listens on one of its ports.
     PortTaken,
     /// It failed for another reason.
     Failed(LabError),
 }
 
 impl ServerBuilder {
-    /// Memory is overwritten when it is freed, so that a server that uses it all the same dies of that each
-    /// time, and not by chance. (All of them use jemalloc.)
+    /// Memory is overwritten when it is freed, so that a server that uses it all the same crashes each time,
+    /// and not by chance. (All of them use jemalloc.)
     #[must_use]
     pub fn overwrites_freed(mut self) -> Self {
         self.overwrites_freed = true;
@@ -381,7 +381,7 @@ impl Server {
     pub fn tls_connection(&self) -> Result<redis::Connection, LabError> {
         static CRYPTO: Once = Once::new();
         CRYPTO.call_once(|| {
-            // Only fails if a provider was chosen already, which is as good.
+            // Only fails if a provider was chosen already, which is fine too.
             let _ = rustls::crypto::ring::default_provider().install_default();
         });
         let (Some(tls), Some(port)) = (&self.tls, self.tls_port) else {
@@ -428,8 +428,8 @@ impl Server {
         self.try_call(command).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Commands that took more than 50 ms on average since this was asked last, with their statistics. One
-    /// that a busy machine has interrupted is none, if it is one of many.
+    /// Commands that took more than 50 ms on average since this was asked last, with their statistics. A
+    /// command that a busy machine has interrupted does not count, if it is one of many.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -452,8 +452,8 @@ impl Server {
         self.process().kill9()
     }
 
-    /// SIGTERM, so that it leaves in order, and waits for the end. One that has not ended after 15 seconds is
-    /// killed.
+    /// SIGTERM, so that it leaves in order, and waits for the end. If it has not ended after 15 seconds, it
+    /// is killed.
     ///
     /// # Errors
     /// When a signal cannot be sent.
@@ -469,7 +469,7 @@ impl Server {
     /// it still runs it is stopped first.
     ///
     /// # Errors
-    /// When it does not become ready, or somebody else took its port meanwhile.
+    /// When it does not become ready, or another process took its port meanwhile.
     pub fn restart(&self) -> Result<(), LabError> {
         self.stop()?;
         *self.process() = launch(&self.binary, self.dir.path(), self.sentinel, self.overwrites_freed)?;
@@ -535,7 +535,7 @@ impl Server {
         LabError::Command { server: self.label.clone(), what: what.to_owned(), source }
     }
 
-    /// Waits until the server answers, and is the one that was started here.
+    /// Waits until the server answers, and is the server that was started here.
     pub(crate) fn wait_ready(&self) -> Result<(), NotReady> {
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
@@ -656,8 +656,8 @@ fn log_file(dir: &Path) -> PathBuf {
     dir.join("server.log")
 }
 
-/// The last lines of a log. Where it ends with the report of a crash, the first ones of that: they say what
-/// has failed, and hundreds follow.
+/// The last lines of a log. If it ends with the report of a crash, the first lines of that: they say what has
+/// failed, and hundreds follow.
 fn tail(log: &str) -> &str {
     let lines_before =
         |end: usize, lines: usize| log[..end].rmatch_indices('\n').nth(lines).map_or(0, |(at, _)| at + 1);

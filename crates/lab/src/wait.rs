@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// How long a busy machine may take for anything that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often it is looked.
+/// How often to check.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Waits until something holds, instead of a sleep that is too short on a busy machine and too long on an
@@ -23,8 +23,8 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until nobody listens there. The port of one that has just ended may be another test's at once, for a
-/// while.
+/// Waits until nothing listens there. The port of a process that has just ended may at once be another
+/// test's, for a while.
 ///
 /// Panics after two minutes.
 #[track_caller]

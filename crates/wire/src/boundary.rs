@@ -60,7 +60,7 @@ impl Boundary {
     /// Walks over `buf`, which continues what was shown before, up to the end of the present frame.
     ///
     /// # Errors
-    /// [`Malformed`] where the bytes are not RESP.
+    /// [`Malformed`] if the bytes are not RESP.
     pub fn pass(&mut self, buf: &[u8]) -> Result<Passed, Malformed> {
         let mut at = 0;
         loop {

@@ -5,8 +5,8 @@ use std::io::IoSlice;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// From this length on an argument is sent from where it lies instead of being copied: below it, the copy
-/// costs less than one more entry in the vectored write.
+/// From this length on an argument is sent in place instead of being copied: below it, the copy costs less
+/// than one more entry in the vectored write.
 const SPLICE_BYTES_MIN: usize = 8 << 10;
 
 /// Which kinds of value a peer understands.

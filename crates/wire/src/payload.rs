@@ -119,7 +119,7 @@ pub fn parse(serialized: &[u8]) -> Result<Payload<'_>, PayloadError> {
 
 /// The footer that `serialized` has to get instead of its own to be of version `rdb_version`.
 ///
-/// With this a large payload can be sent as it is, but for its last [`Footer::LEN`] bytes, without a copy of
+/// With this a large payload can be sent as it is, except its last [`Footer::LEN`] bytes, without a copy of
 /// it. The old checksum is verified in the same pass, since a new one would hide any damage. Fails as
 /// [`parse`] does.
 pub fn new_footer(serialized: &[u8], rdb_version: u16) -> Result<Footer, PayloadError> {

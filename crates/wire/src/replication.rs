@@ -1,9 +1,9 @@
 //! What a primary sends to a replica: the reply to `PSYNC`, perhaps a snapshot, then its command stream.
 //!
 //! A [`Parser`] is fed bytes as they arrive, split anywhere, and notifies a [`Sink`] of each command and its
-//! arguments. The sink says of each argument whether it wants to see it; one that is not wanted, and the
-//! snapshot, pass through without being held, however large they are. Bytes of the command stream are counted
-//! exactly, since the sum is the replication offset.
+//! arguments. The sink says of each argument whether it wants to see it; an argument that is not wanted, and
+//! the snapshot, pass through without being held, however large they are. Bytes of the command stream are
+//! counted exactly, since the sum is the replication offset.
 //!
 //! The protocol has no specification. What is relied on, from the servers' sources and tested against them:
 //!
@@ -38,8 +38,7 @@ pub enum Opening {
     },
     /// The commands follow from the offset that was asked for.
     Continue {
-        /// The id of the replication history, where the primary names one: it may differ from the one asked
-        /// for.
+        /// The id of the replication history, if the primary names one: it may differ from the one asked for.
         replid: Option<String>,
     },
     /// The primary refused, with this text. Nothing follows.
@@ -51,12 +50,12 @@ pub enum Opening {
 pub trait Sink {
     /// A command of this many arguments begins, its name included.
     fn command(&mut self, args: u64);
-    /// Argument `index` (0 for the name) is `len_bytes` long. Where this returns true it is held until it is
+    /// Argument `index` (0 for the name) is `len_bytes` long. If this returns true it is held until it is
     /// complete and handed to [`Sink::argument`]; else it is skipped.
     fn wants(&mut self, index: u64, len_bytes: u64) -> bool;
     /// A wanted argument.
     fn argument(&mut self, index: u64, bytes: &[u8]);
-    /// The command is complete. Where the link breaks before, this never comes.
+    /// The command is complete. If the link breaks before, this never comes.
     fn command_done(&mut self);
 }
 
@@ -137,8 +136,8 @@ impl Parser {
     /// Takes in what has arrived, all of it. Wanted arguments that lie in `bytes` as a whole are not copied.
     ///
     /// # Errors
-    /// [`Malformed`] where this is no replication link; `at` then counts from the start of `bytes`. The
-    /// parser is of no further use.
+    /// [`Malformed`] if this is no replication link; `at` then counts from the start of `bytes`. The parser
+    /// is of no further use.
     pub fn feed(&mut self, bytes: &[u8], sink: &mut impl Sink) -> Result<(), Malformed> {
         let mut at = 0;
         while at < bytes.len() {
@@ -305,7 +304,7 @@ impl Parser {
         self.state = State::LineBreak { feed: false };
     }
 
-    /// Reads `<kind><digits>\r\n`: the number, where the line is complete, and how many bytes were used.
+    /// Reads `<kind><digits>\r\n`: the number, if the line is complete, and how many bytes were used.
     fn take_header(&mut self, kind: u8, rest: &[u8]) -> Result<(Option<u64>, usize), &'static str> {
         if self.partial.is_empty() {
             // By far the most frequent case: the line lies in the buffer as a whole.
@@ -346,8 +345,8 @@ impl Parser {
         Ok((Some(number), used))
     }
 
-    /// Adds to the line in `partial`; true where it is complete, and then without its line break. Also how
-    /// many bytes were used.
+    /// Adds to the line in `partial`; true if it is complete, and then without its line break. Also how many
+    /// bytes were used.
     fn take_line(&mut self, rest: &[u8], bytes_max: usize) -> Result<(bool, usize), &'static str> {
         let end = memchr(b'\n', rest);
         let used = end.map_or(rest.len(), |i| i + 1);
@@ -366,8 +365,8 @@ impl Parser {
     }
 }
 
-/// Looks for the mark in the bytes of which `tail` holds the last ones: how many of `rest` were used, and
-/// whether the mark ends there.
+/// Looks for the mark in the bytes, whose last ones `tail` holds: how many of `rest` were used, and whether
+/// the mark ends there.
 fn marked_step(mark: &[u8; MARK_BYTES], tail: &mut Vec<u8>, rest: &[u8]) -> (usize, bool) {
     // A mark that began in the tail ends within this many bytes.
     let known = tail.len();
@@ -458,7 +457,7 @@ mod tests {
 
     /// What a link may start with, and the offset after it.
     fn openings() -> impl Strategy<Value = (Vec<u8>, u64)> {
-        // Bytes of which the mark is made, so that its start appears without being it.
+        // Bytes that the mark is made of, so that its start appears without being it.
         let near_mark = vec(prop_oneof![Just(MARK[..39].to_vec()), Just(b"012345".to_vec())], 0..4)
             .prop_map(|parts| parts.concat());
         let snapshot = prop_oneof![vec(any::<u8>(), 0..200), near_mark];

@@ -51,11 +51,11 @@ impl Default for RequestLimits {
 #[error("Protocol error: {0}")]
 pub struct BadRequest(String);
 
-/// What is said of a request that servers hang up on without an answer.
+/// What is said about a request that servers hang up on without an answer.
 const HTTP: &str = "a request of HTTP";
 
 impl BadRequest {
-    /// What servers answer before they hang up; `None` where they answer nothing.
+    /// What servers answer before they hang up; `None` if they answer nothing.
     pub fn answer(&self) -> Option<String> {
         (self.0 != HTTP).then(|| format!("-ERR {self}\r\n"))
     }
@@ -66,7 +66,7 @@ impl BadRequest {
 pub enum Request {
     /// A complete array of this many bytes. Its arguments are [`RequestScanner::args`].
     Array(usize),
-    /// A complete line of this many bytes, and its words; none where the line is empty.
+    /// A complete line of this many bytes, and its words; none if the line is empty.
     Inline(usize, Vec<Vec<u8>>),
     /// Nothing that servers answer to: an empty array, of this many bytes.
     Nothing(usize),
@@ -103,8 +103,8 @@ impl RequestScanner {
         self.keep_max = args_max;
     }
 
-    /// Where the arguments are that have been seen of the present command, from the start of the buffer. The
-    /// last one may reach beyond its end.
+    /// The places of the arguments that have been seen of the present command, from the start of the buffer.
+    /// The last one may reach beyond its end.
     pub fn args(&self) -> &[Range<usize>] {
         &self.args
     }
@@ -125,7 +125,7 @@ impl RequestScanner {
     /// bytes, calls [`RequestScanner::next`], and calls again.
     ///
     /// # Errors
-    /// [`BadRequest`] where servers would hang up. The scanner must not be used afterwards.
+    /// [`BadRequest`] if servers would hang up. The scanner must not be used afterwards.
     pub fn scan(&mut self, buf: &[u8]) -> Result<Request, BadRequest> {
         if self.left.is_none() {
             let Some(&first) = buf.first() else { return Ok(Request::Incomplete(1)) };
@@ -222,7 +222,7 @@ impl RequestScanner {
         self.searched = to;
     }
 
-    /// Where the line feed is that ends the line at `pos`.
+    /// The position of the line feed that ends the line at `pos`.
     fn line_end(&mut self, buf: &[u8], too_long: &str) -> Result<Option<usize>, BadRequest> {
         let from = self.searched.max(self.pos);
         match memchr(b'\n', &buf[from..]).map(|i| from + i) {
@@ -279,8 +279,7 @@ fn line(buf: &[u8], start: usize, end: usize) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// The words of a line, with quotes and escapes as servers understand them; `None` where quotes are
-/// unbalanced.
+/// The words of a line, with quotes and escapes as servers understand them; `None` if quotes are unbalanced.
 fn split_words(line: &[u8]) -> Option<Vec<Vec<u8>>> {
     let is_space = |byte: u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0b | 0x0c);
     let mut words = Vec::new();

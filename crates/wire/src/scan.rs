@@ -72,7 +72,7 @@ const FRAME_TOO_LARGE: &str = "frame over the size limit";
 const LENGTH_TOO_LARGE: &str = "length over the limit";
 
 impl Malformed {
-    /// True where the bytes are RESP as far as they go, but announce more than the [`Limits`] allow.
+    /// True if the bytes are RESP as far as they go, but announce more than the [`Limits`] allow.
     pub fn is_too_large(&self) -> bool {
         self.what == FRAME_TOO_LARGE || self.what == LENGTH_TOO_LARGE
     }
@@ -121,7 +121,7 @@ impl Scanner {
     /// first `n` bytes before the next call.
     ///
     /// # Errors
-    /// [`Malformed`] where the bytes are not RESP or a limit is exceeded. The scanner must not be used
+    /// [`Malformed`] if the bytes are not RESP or a limit is exceeded. The scanner must not be used
     /// afterwards.
     pub fn scan(&mut self, buf: &[u8]) -> Result<Progress, Malformed> {
         debug_assert!(buf.len() >= self.pos, "bytes of an unfinished frame were removed");
@@ -188,7 +188,7 @@ impl Scanner {
         }
     }
 
-    /// Index of the CR that ends the line at `pos`, or `None` where the line is not complete yet.
+    /// Index of the CR that ends the line at `pos`, or `None` if the line is not complete yet.
     fn line_end(&mut self, buf: &[u8]) -> Result<Option<usize>, Malformed> {
         let from = self.pos.max(self.searched);
         if from >= buf.len() {
@@ -215,7 +215,7 @@ impl Scanner {
         }
     }
 
-    /// Counts one finished element that ends at `end`; true where that finishes the whole frame.
+    /// Counts one finished element that ends at `end`; true if that finishes the whole frame.
     fn element_done(&mut self, end: usize) -> bool {
         while let Some(left) = self.open.last_mut() {
             *left -= 1;
@@ -238,7 +238,7 @@ impl Scanner {
         Progress::Complete(len)
     }
 
-    /// `end` as an index, where a frame may reach that far.
+    /// `end` as an index, if a frame may reach that far.
     fn within_frame(&self, end: u64) -> Result<usize, Malformed> {
         usize::try_from(end)
             .ok()

@@ -8,8 +8,8 @@ use crate::scan::{FRAME_BYTES_MIN, Malformed, is_big_number, parse_double, parse
 
 /// One RESP2 or RESP3 value. Strings share the memory of the frame they were parsed from.
 ///
-/// `Null` stands for the RESP3 null and for both nulls of RESP2. Attributes are dropped: no command we use
-/// has one that matters.
+/// `Null` stands for the RESP3 null and for both nulls of RESP2. Attributes are dropped: no command that we
+/// use has an attribute that matters.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// `_`, `$-1` or `*-1`.
@@ -42,10 +42,10 @@ pub enum Value {
 
 impl Value {
     /// Parses a frame that [`Scanner`](crate::scan::Scanner) has found complete. It is as strict as the
-    /// scanner, but for the limits: it has none except a nesting depth of 64.
+    /// scanner, apart from the limits: it has none except a nesting depth of 64.
     ///
     /// # Errors
-    /// [`Malformed`] where the bytes are not exactly one frame.
+    /// [`Malformed`] if the bytes are not exactly one frame.
     pub fn parse(frame: &Bytes) -> Result<Value, Malformed> {
         let mut parser = Parser { frame, header: 0, pos: 0, depth: 0 };
         let value = parser.value()?;
@@ -71,7 +71,7 @@ impl Value {
         }
     }
 
-    /// The text of any kind of string, where it is UTF-8.
+    /// The text of any kind of string, if it is UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(self.as_bytes()?).ok()
     }
@@ -158,7 +158,7 @@ struct Parser<'a> {
     frame: &'a Bytes,
     /// Where the header read last starts.
     header: usize,
-    /// Up to where the frame is read.
+    /// How far the frame has been read.
     pos: usize,
     depth: usize,
 }

@@ -25,7 +25,7 @@ pub fn run(what: &ConfigCommand, file: &Source) -> Exit {
     let ConfigCommand::Show(args) = what;
     let outcome = if args.command.is_empty() { show_sources(args, file) } else { show_command(args, file) };
     outcome.unwrap_or_else(|error| {
-        // Nothing is left to do where even that cannot be printed.
+        // Nothing is left to do if even that cannot be printed.
         let _ = error.print();
         Exit::Usage
     })

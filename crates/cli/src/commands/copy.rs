@@ -151,7 +151,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let work = async {
         *begun = true;
         copy_functions(args, (&source, &target), plan).await?.into_iter().for_each(|it| progress.notice(it));
-        // With a part of the keys, or the rest of them, nobody knows how many there will be.
+        // With a part of the keys, or the rest of them, their number is not known in advance.
         let whole = !resumes && plan.dbs.iter().all(|d| d.selected_keys.is_some());
         let display = display::of_copy(args.show.form(), progress.clone(), &options, whole.then_some(total));
         let (source, target) = (source.clone(), target.clone());
@@ -173,7 +173,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if !args.verify {
         return whole;
     }
-    // What else is on the target is known to be a copy's doing only where the target was empty.
+    // What else is on the target is known to come from a copy only if the target was empty.
     let verify = verify::options_after_copy(args, &dbs, refuse_existing)?;
     let stop = stop.clone();
     let result =
@@ -198,7 +198,7 @@ async fn copy_functions(
     Ok(None)
 }
 
-/// What is worth knowing before it begins; `is_left` where an earlier one has left its journal.
+/// What is worth knowing before it begins; `is_left` if an earlier one has left its journal.
 fn note_first(args: &CopyArgs, source: &Deployment, is_left: bool) {
     if is_left && !args.show.quiet {
         let words = "an earlier copy like this one did not finish; --resume would go on with it, this one \
@@ -239,7 +239,7 @@ fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
     } else if plan.dbs.iter().all(|d| d.target_keys == 0) {
         "none given, none needed: the target is empty"
     } else if args.going_on.resume_or_begin {
-        // One that begins with keys in the target was refused.
+        // A copy that begins with keys in the target was refused.
         options.existing.described()
     } else {
         "none given: the copy would be refused; add --replace, --skip or --fail"

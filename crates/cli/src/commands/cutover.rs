@@ -26,11 +26,11 @@ use whimbrel_terminal::question::Question;
 /// before, and hooks are run. A process that hangs is noticed long before.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 
-/// How long it may take where all keys are compared, besides the wait. A process that hangs is noticed long
+/// How long it may take if all keys are compared, besides the wait. A process that hangs is noticed long
 /// before.
 const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How often it is said at least how far the cutover is.
+/// How often, at least, the progress of the cutover is shown.
 const SAID_EVERY: Duration = Duration::from_secs(5);
 
 /// Runs the command.
@@ -48,7 +48,7 @@ pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
     }
 }
 
-/// Who is who, for people.
+/// Which deployment is which, for people.
 struct Endpoints {
     source: String,
     target: String,
@@ -126,8 +126,8 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let socket = store.socket(&sync.id);
     let call = Call { socket: &socket, request: Request::Cutover(options.clone()), within };
     let mut signals = Signals { args, source: &source, before: None, said: Instant::now() };
-    // Writers may be held already when the user would rather not; then it is too late, and what came of it
-    // has to be known.
+    // Writers may be held already when the user would rather not; then it is too late, and the result has to
+    // be known.
     let answer = call
         .make(stop, |standing| {
             if is_external(args) && !args.dry_run && !is_tried {
@@ -176,7 +176,7 @@ async fn withdraw(args: &CutoverArgs, store: &Store, named: &str) -> Result<Exit
     Ok(Exit::Success)
 }
 
-/// Where the front takes requests that clients go through.
+/// The socket of the front that clients go through.
 fn front(args: &CutoverArgs, folder: &Path, sync: &Status) -> Result<Option<PathBuf>> {
     if is_front(args) {
         return fronts::of_cutover(folder, &args.front, (&sync.source, &sync.target)).map(Some);
@@ -328,7 +328,7 @@ fn show_hooks(report: &serde_json::Value) {
     }
 }
 
-/// The report of a cutover whose writers somebody else stops.
+/// The report of a cutover whose writers another party stops.
 fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints, exit: Exit) -> Exit {
     let number = |name: &str| report[name].as_u64().unwrap_or(0);
     let external = &report["external"];

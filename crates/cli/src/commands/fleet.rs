@@ -102,7 +102,7 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
     watch(&mut coordinator, &goal, at.json, stop).await
 }
 
-/// What is asked before somebody gives everything away.
+/// What is asked before everything is given away.
 fn question(command: &FleetCommand, status: &FleetStatus, goal: &Goal) -> Option<(Asked, Question)> {
     let (asked, and_leave) = match command {
         FleetCommand::Leave { asked, .. } => (*asked, " and leave the fleet"),

@@ -35,14 +35,14 @@ impl Overwriting<'_> {
     /// Shows what the target would lose.
     ///
     /// # Errors
-    /// Where a side does not answer.
+    /// If a side does not answer.
     pub async fn show(&self, stop: &CancellationToken) -> Result<()> {
         let count = losses::count(self.source, self.target, (self.options, self.options.mirror), stop);
         count.await?.into_iter().for_each(|losses| show(losses, self.show));
         Ok(())
     }
 
-    /// Asks whether the target may lose them; an exit code where it may not.
+    /// Asks whether the target may lose them; an exit code if it may not.
     ///
     /// # Errors
     /// As [`confirm`].

@@ -23,8 +23,8 @@ use crate::ui::confirm::confirm;
 use whimbrel_control::described as describe;
 use whimbrel_control::private::state_dir;
 
-/// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example
-/// replicas that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
+/// How often the cluster is checked again and repaired: a repair may bring up more, for example replicas that
+/// kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
 const ROUNDS_MAX: usize = 4;
 
 /// Runs the command.
@@ -48,7 +48,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let survey = settled_survey(&deployment, LOOKS_BEFORE).await?;
     let plan = round::plan(&deployment, &survey, strays, stop).await?;
     let findings = survey.findings();
-    // A folder that cannot be read keeps nobody from repairing: no job is named then.
+    // A folder that cannot be read keeps no user from repairing: no job is named then.
     let jobs = state_dir(args.state_dir.as_deref()).and_then(|folder| Store::new(&folder).list());
     let interrupted = round::interrupted(jobs.unwrap_or_default(), &survey, &plan);
     show_plan(args, &survey, (&findings, &interrupted), &plan);
@@ -66,7 +66,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     if let Some(exit) = decision.end(Exit::Problem) {
         return Ok(exit);
     }
-    // From here on others see that a job is running. Somebody may have begun one while we were asking.
+    // From here on others see that a job is running. Another job may have begun while we were asking.
     let _announced = announce(&deployment, &survey, &own_name).await?;
     refuse_if_busy(&deployment, &Survey::take(&deployment).await?, &own_name)?;
     *begun = true;
@@ -102,7 +102,7 @@ fn left(survey: &Survey, plan: &Plan) -> Vec<String> {
     plan.left.iter().map(|left| instruction::left(survey, left)).collect()
 }
 
-/// Shows the problems, which jobs that were interrupted can be gone on with instead, and what would be done.
+/// Shows the problems, which interrupted jobs can be continued instead, and what would be done.
 fn show_plan(
     args: &RepairArgs,
     survey: &Survey,

@@ -113,7 +113,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     outcome
 }
 
-/// The journal, where there is one: a count, or a sample of a number of keys, is soon made again.
+/// The journal, if there is one: a count, or a sample of a number of keys, is quickly repeated.
 fn open_record(
     args: &VerifyArgs,
     options: &VerifyOptions,

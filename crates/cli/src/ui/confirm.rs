@@ -38,7 +38,7 @@ impl Decision {
 /// stood there is no answer to it.
 ///
 /// # Errors
-/// `Own` where the answer cannot be read.
+/// `Own` if the answer cannot be read.
 pub async fn confirm(
     question: &Question,
     yes: bool,

@@ -20,14 +20,14 @@ pub fn eta(left_ms: Option<u64>) -> String {
     format!("ETA {}", left_ms.map_or_else(|| "–".to_owned(), format_duration_ms))
 }
 
-/// The line of a plan that says when its keys move, where that is at a time of the day only.
+/// The line of a plan that says when its keys move, if they move only at some time of the day.
 pub fn show_times(between: Option<Window>) {
     if let Some(window) = between {
         eprintln!("times    {}", window.in_words(now_s()));
     }
 }
 
-/// What is shown of a job that somebody has paused, or that its servers slow down.
+/// What is shown of a job that the user has paused, or that its servers slow down.
 pub fn paused(rates: &Rates) -> Option<String> {
     let now = rates.now();
     let how = if now.paused { "resume NAME" } else { "set NAME between=none" };
@@ -68,7 +68,7 @@ pub fn of_copy(
     })
 }
 
-/// Keys of which nothing more is to be done.
+/// Keys for which nothing is left to do.
 fn dealt_with(c: &CopyCounts) -> u64 {
     c.written + c.skipped + c.gone + c.failed + (c.scanned - c.selected.min(c.scanned))
 }

@@ -22,8 +22,7 @@ pub(super) struct AtNode {
     pub(super) ip: IpAddr,
 }
 
-/// What the answer to a command is about that only the node itself can give, or nobody here. `None` for the
-/// others.
+/// The answer to a command about the node itself: the node's own, or a refusal. `None` for the others.
 pub(super) async fn answer<J: Jobs>(node: &AtNode, words: &[Bytes], jobs: &J) -> Option<Value> {
     let upper: Vec<Vec<u8>> = words.iter().take(2).map(|word| word.to_ascii_uppercase()).collect();
     let upper: Vec<&[u8]> = upper.iter().map(Vec::as_slice).collect();

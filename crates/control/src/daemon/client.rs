@@ -59,7 +59,7 @@ pub enum End {
     Cancelled,
     /// It was given up.
     Failed,
-    /// The daemon has forgotten it: somebody removed its files.
+    /// The daemon has forgotten it: its files were removed.
     Gone,
 }
 
@@ -80,13 +80,13 @@ impl Submitted {
         found.or((self.missed >= MISSED_MAX).then_some(End::Gone))
     }
 
-    /// From where to where, for people.
+    /// Source and target, for people.
     pub fn between(&self) -> String {
         format!("{} -> {}", self.planned.source.short(), self.planned.target.short())
     }
 }
 
-/// A daemon, to which a new connection is made when one breaks.
+/// A daemon; when a connection to it breaks, a new one is made.
 #[derive(Debug)]
 pub struct DaemonClient {
     endpoint: Arc<Endpoint>,
@@ -100,7 +100,7 @@ impl DaemonClient {
         DaemonClient { endpoint: Arc::new(endpoint), options, link: None }
     }
 
-    /// Where the daemon is.
+    /// The daemon's address.
     pub fn address(&self) -> String {
         self.endpoint.address.to_string()
     }
@@ -113,7 +113,7 @@ impl DaemonClient {
         Ok(self.link.insert(link))
     }
 
-    /// One command, once: where its answer is lost it is not known whether it was carried out.
+    /// One command, once: if its answer is lost, it is not known whether it was carried out.
     async fn call(&mut self, command: &[&[u8]]) -> Result<Value> {
         let outcome = async { self.link().await?.call(command).await }.await;
         if outcome.as_ref().is_err_and(|e| e.server().is_none()) {
@@ -154,7 +154,7 @@ impl DaemonClient {
     /// have.
     ///
     /// # Errors
-    /// What the daemon answers; where it is not reached, or does not list its jobs.
+    /// What the daemon answers; if it is not reached, or does not list its jobs.
     pub async fn submit(&mut self, moves: &[Move], begun: &mut bool) -> Result<Vec<Submitted>> {
         let reply = self.call(&LIST).await?;
         let known: BTreeSet<String> = self.listed(reply)?.into_iter().map(|job| job.name).collect();
@@ -183,8 +183,7 @@ impl DaemonClient {
             self.listed(reply)?.into_iter().filter(|job| !known.contains(&job.name)).collect();
         let mut jobs = Vec::with_capacity(moves.len());
         for planned in moves {
-            // No two jobs that have not ended share a slot: a new one for these slots is the one that was
-            // asked for.
+            // No two jobs that have not ended share a slot: a new job for these slots is the requested one.
             let place = new.iter().position(|job| {
                 job.slots == planned.slots
                     && job.target == planned.target.to_string()
@@ -209,7 +208,7 @@ impl DaemonClient {
     /// not.
     ///
     /// # Errors
-    /// Where the daemon is not reached for longer than a restart takes, or does not cancel a job.
+    /// If the daemon is not reached for longer than a restart takes, or does not cancel a job.
     pub async fn until_ended(
         &mut self,
         shared: &Mutex<Vec<Submitted>>,
@@ -230,7 +229,7 @@ impl DaemonClient {
                     .collect();
                 for name in jobs {
                     match self.call_again(&[b"CLUSTER", b"CANCELSLOTMIGRATIONS", name.as_bytes()]).await {
-                        // One that has just ended is not to be cancelled any more.
+                        // A job that has just ended cannot be cancelled any more.
                         Err(e) if e.server().is_some() => refusal = Some((name, e)),
                         outcome => drop(outcome?),
                     }

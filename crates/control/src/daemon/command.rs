@@ -46,7 +46,7 @@ impl Answer {
 #[derive(Debug)]
 pub(super) struct Session {
     id: u64,
-    /// Where the client has connected to the port of a node.
+    /// The node, if the client has connected to a node's port.
     node: Option<AtNode>,
     pub(super) protocol: Protocol,
     pub(super) is_in: bool,
@@ -158,7 +158,7 @@ impl Session {
         self.refuse()
     }
 
-    /// `FLEET LOGIN user nonce` and `FLEET PROVE proof`: a login in which nobody says the password. None for
+    /// `FLEET LOGIN user nonce` and `FLEET PROVE proof`: a login that does not send the password. None for
     /// other commands.
     fn prove(
         &mut self,
@@ -327,8 +327,8 @@ async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], node: Option<&NodeId>, job
     }
 }
 
-/// Our jobs, the newest first, and after them what others do in the cluster. These are a courtesy: where the
-/// cluster cannot be asked, ours are listed without them.
+/// Our jobs, the newest first, and after them those of others in the cluster. The latter are a courtesy: if
+/// the cluster cannot be asked, ours are listed without them.
 async fn all_jobs<J: Jobs>(jobs: &J) -> Result<Vec<JobView>> {
     let (ours, others) = tokio::join!(jobs.list(), jobs.others());
     let mut all = ours?;
@@ -386,8 +386,8 @@ async fn cancel<J: Jobs>(name: Option<&[u8]>, node: Option<&NodeId>, jobs: &J) -
     ok()
 }
 
-/// How we stand, followed by what a node of the cluster says of itself: clients find there which server and
-/// which version they have to do with. Where no node answers, ours is all there is.
+/// Our own state, followed by what a node of the cluster says about itself: clients find there which server
+/// and version they talk to. If no node answers, there is only ours.
 async fn info<J: Jobs>(words: &[Bytes], jobs: Option<&J>) -> Value {
     let of_node = match jobs {
         Some(jobs) => seed::pass_on(None, words, jobs).await,
@@ -436,7 +436,7 @@ async fn our_info<J: Jobs>(of_node: &[u8], jobs: Option<&J>) -> Value {
     Value::Verbatim(Bytes::from(text))
 }
 
-/// Where a server says whether it is part of a cluster.
+/// The line in which a server says whether it is part of a cluster.
 const CLUSTER_ENABLED: &[u8] = b"cluster_enabled:";
 
 fn help() -> Value {

@@ -23,7 +23,7 @@ use super::reply::{encode, error, ok};
 use super::services::{Jobs, Services};
 use crate::lobby::{Guesses, Lobby, Waiting};
 
-/// The longest command of somebody who has not logged in.
+/// The longest command of a client that has not logged in.
 const STRANGER_BYTES_MAX: u64 = 16 << 10;
 
 /// Words in a command: as many as it takes to name every second slot as a range.
@@ -32,29 +32,29 @@ const WORDS_MAX: u64 = 20_000;
 /// The longest word.
 const WORD_BYTES_MAX: u64 = 16 << 10;
 
-/// What a refused login costs the one who tried.
+/// How long a refused login delays the client that tried.
 const LOGIN_PAUSE: Duration = Duration::from_millis(200);
 
 const READ_BYTES: usize = 4 << 10;
 
-/// Who is let in, and how many.
+/// Which clients are let in, and how many.
 #[derive(Debug)]
 pub(super) struct Entrance {
     pub(super) lobby: Arc<Lobby>,
     pub(super) places: Arc<Semaphore>,
     pub(super) guesses: Guesses,
-    /// Where there is a password.
+    /// Set if there is a password.
     pub(super) verifier: Option<Verifier>,
 }
 
-/// Who has just connected.
+/// A client that has just connected.
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) id: u64,
     pub(super) ip: IpAddr,
     pub(super) stream: TcpStream,
     pub(super) waiting: Waiting,
-    /// Where it has connected to the port of a node.
+    /// The node, if it has connected to a node's port.
     pub(super) node: Option<AtNode>,
 }
 
@@ -117,7 +117,7 @@ impl<J: Jobs> Connection<J> {
     /// Answers commands in their order until the client leaves, misbehaves, or the server stops.
     ///
     /// # Errors
-    /// Where the connection breaks.
+    /// If the connection breaks.
     pub(super) async fn run(mut self) -> io::Result<()> {
         self.stream.set_nodelay(true)?;
         while !self.session.is_over {
@@ -158,7 +158,7 @@ impl<J: Jobs> Connection<J> {
                     }
                 }
                 Err(what) => {
-                    // Nobody knows where the next command would begin.
+                    // It is not known where the next command would begin.
                     self.send(&error(format!("Protocol error: {what}"))).await?;
                     break;
                 }
@@ -167,7 +167,8 @@ impl<J: Jobs> Connection<J> {
         timeout(Duration::from_millis(self.options.write_timeout_ms), self.stream.shutdown()).await?
     }
 
-    /// Whether there is a place for one that has logged in. Members need none of these: they have their own.
+    /// Whether there is a place for a client that has logged in. Members need none of these places: they have
+    /// their own.
     fn takes_place(&mut self) -> bool {
         if self.place.is_none() {
             self.place = self.entrance.places.clone().try_acquire_owned().ok();
@@ -192,8 +193,8 @@ impl<J: Jobs> Connection<J> {
         members.serve(self.stream, self.inbox, &self.stop).await
     }
 
-    /// The next whole command, where it has arrived: an array of strings. Lines without a length, as people
-    /// type them into telnet and browsers can be made to send, are none.
+    /// The next whole command, if it has arrived: an array of strings. Lines without a length do not count:
+    /// people type them into telnet, and browsers can be made to send them.
     fn command(&mut self) -> Result<Option<Vec<Bytes>>, &'static str> {
         let Progress::Complete(len) = self.scanner.scan(&self.inbox).map_err(|e| e.what)? else {
             return Ok(None);
@@ -209,7 +210,7 @@ impl<J: Jobs> Connection<J> {
         words.collect::<Result<_, _>>().map(Some)
     }
 
-    /// Reads some more; false where there is nothing more to come, or nobody may wait for it.
+    /// Reads some more; false if there is nothing more to come, or the client may not wait for it.
     async fn receive(&mut self) -> io::Result<bool> {
         let mut until = Instant::now() + Duration::from_millis(self.options.idle_timeout_ms);
         if !self.session.is_in {

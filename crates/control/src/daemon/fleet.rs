@@ -28,8 +28,7 @@ pub(super) fn check_version(words: &[Bytes]) -> Result<(), Value> {
     }
 }
 
-/// What somebody is answered whose question is not taken. Who leads is said in a form that programs
-/// understand.
+/// The answer to a question that is refused. It names the leader in a form that programs understand.
 pub(super) fn refusal(refused: &Refused) -> Value {
     match refused {
         Refused::Unfit(what) => error(what),

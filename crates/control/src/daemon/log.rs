@@ -15,7 +15,7 @@ use super::shown::Shown;
 use crate::fleet::news::{describe, news};
 use crate::fleet::{Fleet, FleetStatus, Role};
 
-/// How often it is looked which jobs have begun and which have ended.
+/// How often to check which jobs have begun and which have ended.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
 /// What a person may know of a job's way.
@@ -49,7 +49,7 @@ pub struct Log {
     seen: BTreeMap<String, Stage>,
     /// The ports of nodes, as they were last reported.
     ports: BTreeMap<NodeId, u16>,
-    /// For those who ask over HTTP.
+    /// For clients that ask over HTTP.
     shown: Arc<Shown>,
 }
 
@@ -70,7 +70,7 @@ impl Log {
         }
     }
 
-    /// How it stands, for those who ask over HTTP.
+    /// Its state, for clients that ask over HTTP.
     pub fn shown(&self) -> Arc<Shown> {
         self.shown.clone()
     }
@@ -96,7 +96,7 @@ impl Log {
                     news(&before, status).iter().for_each(|(text, json)| (self.print_line)(text, json));
                     before = status.clone();
                 }
-                // Who stands by knows nothing of it.
+                // A coordinator that stands by does not know it.
                 self.shown.set_fleet(status);
             }
             if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
@@ -118,7 +118,7 @@ impl Log {
         *before = role;
     }
 
-    /// Reports which ports are those of which nodes, where that is not as it was.
+    /// Reports which ports belong to which nodes, if that has changed.
     fn poll_ports(&mut self, queue: &Queue) {
         let ports = queue.topology().ports();
         let say = |node: &NodeId, port: u16, is_open: bool| {

@@ -17,7 +17,7 @@ use super::reply::{shown, text};
 pub enum JobState {
     /// It waits for its turn.
     Connecting,
-    /// It is looked whether it can be done, and the target is marked.
+    /// The job is being checked, and the target is marked.
     SendingEstablish,
     /// The feed is being attached.
     ReadingEstablish,
@@ -101,7 +101,7 @@ impl JobState {
         }
     }
 
-    /// True where nothing is left to be done.
+    /// True if nothing is left to be done.
     pub const fn is_final(self) -> bool {
         matches!(self, JobState::Success | JobState::Failed | JobState::Cancelled)
     }
@@ -126,7 +126,7 @@ pub struct JobView {
     pub state: JobState,
     /// Why it failed, or what it waits for.
     pub message: String,
-    /// Bytes that are known to be still on their way; 0 where that is not known.
+    /// Bytes that are known to be still on their way; 0 if that is not known.
     pub remaining_bytes: u64,
 }
 
@@ -136,7 +136,7 @@ impl JobView {
         self.entry("EXPORT", self.state.word())
     }
 
-    /// The same at one node; `None` where it is neither the source nor the target.
+    /// The same at one node; `None` if it is neither the source nor the target.
     fn reply_at(&self, node: &NodeId) -> Option<Value> {
         match node.as_str() {
             id if id == self.source => Some(self.reply()),
@@ -191,9 +191,9 @@ pub(super) fn jobs_of(node: &NodeId, mut jobs: Vec<JobView>) -> impl Iterator<It
 /// ended.
 ///
 /// # Errors
-/// Valkey's own words for what is wrong, without `ERR`. Two differ by their nature: where no node is asked in
-/// particular, slots may be those of any node, all of one block those of the same; and a target must be a
-/// primary from the start.
+/// Valkey's own words for what is wrong, without `ERR`. Two differ by their nature: if no particular node is
+/// asked, slots may be those of any node, but all of one block must be those of one node; and a target must
+/// be a primary from the start.
 pub(super) fn parse_moves(
     words: &[Bytes],
     view: &ClusterView,
@@ -234,8 +234,8 @@ fn expect(words: &[Bytes], at: usize, keyword: &str) -> Result<(), String> {
     }
 }
 
-/// Ranges from `at` up to the first word that is no number: the slots, whose they are, and where that word
-/// is.
+/// Ranges from `at` up to the first word that is no number: the slots, their owner, and the position of that
+/// word.
 fn parse_ranges(
     words: &[Bytes],
     mut at: usize,

@@ -2,17 +2,17 @@
 //! cluster may ask it for the cluster's topology as they would ask a node.
 //!
 //! - [`Daemon`]: listens, lets in, and serves;
-//! - [`Jobs`]: what it needs of those who do the work;
+//! - [`Jobs`]: what it needs from the part that does the work;
 //! - [`migrations`]: the three commands, their grammar, their replies, their errors;
 //! - [`topology`](crate::topology): what clients get to know of the cluster;
 //! - [`node_ports`]: a port for each primary, at which clients ask it that ask each node for itself;
 //! - [`at_node`]: what they are answered there;
-//! - [`queue`]: the one who does the work;
-//! - [`client`]: the server as those see it who hand moves to it;
+//! - [`queue`]: the part that does the work;
+//! - [`client`]: the server as seen by clients that hand moves to it;
 //! - [`shown`]: how it stands, over HTTP; [`log`]: what becomes of its jobs, as it happens.
 //!
-//! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it
-//! stands: `FLEET`.
+//! The members of a [fleet](crate::fleet) also reach their coordinator here, and people ask for its state:
+//! `FLEET`.
 //!
 //! ```text
 //! valkey-cli -p PORT CLUSTER MIGRATESLOTS SLOTSRANGE 0 1023 NODE 07c37dfeb235213a872192d90877d0cd55635b91
@@ -20,8 +20,8 @@
 //! valkey-cli -p PORT CLUSTER CANCELSLOTMIGRATIONS [NAME]
 //! ```
 //!
-//! Who may connect may move slots. Off loopback a password is therefore required; it travels in clear, as it
-//! does to a server without TLS.
+//! Any client that may connect may move slots. So off loopback a password is required; it travels in clear
+//! text, as it does to a server without TLS.
 
 mod at_node;
 pub mod client;
@@ -71,7 +71,7 @@ pub struct Daemon<J> {
     options: Arc<DaemonOptions>,
     services: Services<J>,
     entrance: Arc<Entrance>,
-    /// The ports of nodes, and who connects to them.
+    /// The ports of nodes, and the clients that connect to them.
     nodes: Option<(Listeners, mpsc::Receiver<Accepted>)>,
 }
 
@@ -87,7 +87,7 @@ impl<J: Jobs> Daemon<J> {
     /// Begins to listen. Connections are served once [`Daemon::serve`] runs.
     ///
     /// # Errors
-    /// `Own` where nobody could be kept out, or where the address cannot be listened on.
+    /// `Own` if it could keep nobody out, or if the address cannot be listened on.
     pub async fn offer(options: DaemonOptions, services: Services<J>) -> Result<Daemon<J>> {
         let listen = options.listen;
         let has_password = options.password.as_ref().is_some_and(|p| !p.expose().is_empty());
@@ -115,15 +115,15 @@ impl<J: Jobs> Daemon<J> {
         Ok(Daemon { listener, options: Arc::new(options), services, entrance: Arc::new(entrance), nodes })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     ///
     /// # Errors
-    /// `Own` where the system does not report it.
+    /// `Own` if the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
     }
 
-    /// Serves until `stop`. Then nobody is let in any more, commands under way are finished, and all
+    /// Serves until `stop`. Then no client is let in any more, commands under way are finished, and all
     /// connections are closed, within 5 s.
     pub async fn serve(mut self, stop: CancellationToken) {
         let ids = AtomicU64::new(1);
@@ -187,7 +187,7 @@ impl<J: Jobs> Daemon<J> {
     }
 }
 
-/// The next one who connects to the port of a node; never where there are no such ports.
+/// The next client that connects to the port of a node; never if there are no such ports.
 async fn next_of(accepted: &mut Option<mpsc::Receiver<Accepted>>) -> Option<Accepted> {
     match accepted {
         Some(accepted) => accepted.recv().await,

@@ -1,9 +1,9 @@
 //! A port for each primary: a client that connects to one asks that node, as clients do that ask each node of
 //! a cluster for itself.
 //!
-//! A primary that joins gets a port, the first of the range that is free, and one that leaves loses its own,
-//! with the connections to it. At the start they are given out in the order of ids, so that a daemon that is
-//! started again has them where they were.
+//! A primary that joins gets a port, the first free one of the range. A primary that leaves loses its port,
+//! with the connections to it. At the start ports are given out in the order of ids, so a restarted daemon
+//! has them where they were.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -23,10 +23,10 @@ use super::services::Jobs;
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How soon a port is tried again that somebody else had, for a primary that has none.
+/// How soon a port is tried again that another process had, for a primary that has none.
 const RETRY_PERIOD: Duration = Duration::from_secs(5);
 
-/// Somebody who has connected to the port of a node.
+/// A client that has connected to the port of a node.
 #[derive(Debug)]
 pub(super) struct Accepted {
     pub(super) stream: TcpStream,
@@ -62,10 +62,10 @@ impl Drop for Listeners {
 }
 
 impl Listeners {
-    /// Opens a port for each primary, and returns where those are received who connect.
+    /// Opens a port for each primary, and returns the receiver of the clients that connect.
     ///
     /// # Errors
-    /// `Options` where the range is too short, `Own` where ports of it are in use.
+    /// `Options` if the range is too short, `Own` if ports of it are in use.
     pub(super) async fn open<J: Jobs>(
         ip: IpAddr,
         ports: NodePorts,

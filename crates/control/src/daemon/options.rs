@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use whimbrel_engine::endpoint::Secret;
 
-/// Ports of which each primary gets one.
+/// Ports, one for each primary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePorts {
     /// Whatever is free.
     Free,
-    /// These, as far as nobody else has them.
+    /// These, as far as no other process has them.
     Range(RangeInclusive<u16>),
 }
 
@@ -55,23 +55,23 @@ impl FromStr for NodePorts {
 /// How the server behaves.
 #[derive(Debug, Clone)]
 pub struct DaemonOptions {
-    /// Where it listens. Port 0 takes a free one.
+    /// The address that it listens on. Port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Ports of the same address of which each primary gets one.
+    /// Ports of the same address, one for each primary.
     pub node_ports: Option<NodePorts>,
     /// The user that logs in; `default` is always understood.
     pub user: Option<String>,
-    /// The password. Required where `listen` is not a loopback address.
+    /// The password. Required if `listen` is not a loopback address.
     pub password: Option<Secret>,
     /// Connections at once that have logged in, members of a fleet not counted; more are refused and closed.
     pub connections_max: usize,
     /// The longest command. Before login it is 16 KiB.
     pub request_bytes_max: u64,
-    /// A connection that says nothing for so long is closed.
+    /// A connection that says nothing for this long is closed.
     pub idle_timeout_ms: u64,
     /// A connection that has not logged in by then is closed.
     pub login_timeout_ms: u64,
-    /// A connection that takes in nothing of a reply for so long is closed.
+    /// A connection that takes in nothing of a reply for this long is closed.
     pub write_timeout_ms: u64,
 }
 

@@ -2,8 +2,9 @@
 //! at the same time, also several sources to one target.
 //!
 //! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its
-//! cluster in the folder that have not ended and that nobody runs, by any process: its own from before a
-//! restart, those of other whimbrels that were killed, and, every 15 s, those that were suspended.
+//! cluster in the folder that have not ended and that no process runs, whichever process made them: its own
+//! from before a restart, those of other whimbrels that were killed, and, every 15 s, those that were
+//! suspended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub const WAITING_MAX: usize = 1_000;
 /// Jobs that are remembered only here: cancelled before their turn.
 const FORGOTTEN_MAX: usize = 100;
 
-/// How often the folder is looked through for jobs that nobody runs.
+/// How often the folder is looked through for jobs that no process runs.
 const TAKE_UP_PERIOD: Duration = Duration::from_secs(15);
 
 /// How long a stop waits for a moment at which a job may be left, and how often it looks.
@@ -53,7 +54,7 @@ const LEAVE_POLL: Duration = Duration::from_millis(5);
 /// changes the epoch, but slots that move to the node with the highest one do not.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
-/// Looking takes half of the time at most, where answers take long.
+/// If answers take long, looking takes half of the time at most.
 const LOOK_SHARE: u32 = 1;
 
 /// How long the node that is asked may take, before another one is.
@@ -84,7 +85,7 @@ struct Running {
 struct Ways {
     source: NodeId,
     target: NodeId,
-    /// Jobs of the same method may have one target, as on the command line; `None` where they may not.
+    /// Jobs of the same method may have one target, as on the command line; `None` if they may not.
     shared_as: Option<&'static str>,
 }
 
@@ -208,7 +209,7 @@ impl Queue {
     }
 
     /// Asks the node that was named, and those that were seen last, primaries first, one after another; the
-    /// one that has just not answered comes last. Where none of them answers, the addresses known from the
+    /// one that has just not answered comes last. If none of them answers, the addresses known from the
     /// beginning.
     async fn ask_another(&self, silent: Option<&Address>) -> Result<(Link, ClusterView)> {
         let seen = self.seen.lock().clone();
@@ -230,7 +231,7 @@ impl Queue {
         crate::ask_anyone(&self.deployment).await
     }
 
-    /// Takes up the jobs of the folder that nobody runs: left by a restart, by another whimbrel that was
+    /// Takes up the jobs of the folder that no process runs: left by a restart, by another whimbrel that was
     /// killed, or suspended until something changes.
     async fn take_up(&self) {
         let cluster = self.deployment.endpoint.address.to_string();
@@ -307,8 +308,8 @@ impl Queue {
         let _ = timeout(LEAVE_TIMEOUT, self.closed(&ours)).await;
     }
 
-    /// Waits until nobody has the journals of these jobs open any more: what works on a job ends after the
-    /// task that began it, and until then the job looks as if it ran.
+    /// Waits until no task has the journals of these jobs open any more: the work on a job ends after the
+    /// task that began it, and until then the job looks as if it were running.
     async fn closed(&self, jobs: &BTreeSet<String>) {
         let is_open = |entry: &Entry| entry.running && jobs.contains(&entry.status.id);
         while self.entries().await.is_ok_and(|entries| entries.iter().any(is_open)) {
@@ -357,7 +358,7 @@ impl Queue {
         }
     }
 
-    /// Ends those that may be left now; true where none is left.
+    /// Ends those that may be left now; true if none is left.
     fn leave_some(&self) -> bool {
         let mut state = self.lock();
         state.running.retain(|_, running| {
@@ -386,7 +387,7 @@ impl Queue {
         Ok(counts)
     }
 
-    /// [`Jobs::submit`], for somebody else than this process's user.
+    /// [`Jobs::submit`], for a user other than this process's.
     ///
     /// # Errors
     /// Likewise.
@@ -415,8 +416,8 @@ impl Queue {
         Ok(names)
     }
 
-    /// Cancels a job that runs here or waits for its turn, or takes out one that has not begun. `None` where
-    /// the process that runs it has to be asked.
+    /// Cancels a job that runs here or waits for its turn, or removes a job that has not begun. `None` if the
+    /// process that runs it has to be asked.
     fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Withdrawn> {
         let mut state = self.lock();
         if let Some(running) = state.running.get(name) {
@@ -426,7 +427,7 @@ impl Queue {
         let place = state.waiting.iter().position(|ready| ready.task.id().as_str() == name);
         let ready = match place {
             Some(place) => state.waiting.remove(place),
-            // Nobody has taken it up yet, or somebody else runs it: then its journal cannot be opened.
+            // No process has taken it up yet, or another process runs it: then its journal cannot be opened.
             None => Ready::open(&self.store, name).ok(),
         }?;
         match known {
@@ -492,7 +493,7 @@ struct Others {
 }
 
 impl Others {
-    /// As it was found. Where the nodes do not answer any more, with that.
+    /// As it was found, and with the fact that the nodes do not answer any more, if so.
     fn shown(&self) -> Vec<JobView> {
         let silent_s = self.asked.saturating_duration_since(self.heard).as_secs();
         let as_it_was = |job: &JobView| match silent_s {
@@ -560,7 +561,7 @@ impl Jobs for Queue {
                 let found = found?.into_iter().filter_map(show).collect();
                 Others { asked: Instant::now(), heard: Instant::now(), found }
             }
-            // A node that does not answer holds up nobody.
+            // A node that does not answer holds up no client.
             Err(_) => match others.take() {
                 Some(known) => Others { asked: Instant::now(), ..known },
                 None => Others { asked: Instant::now(), heard: asked, found: Vec::new() },

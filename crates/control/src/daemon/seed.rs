@@ -11,7 +11,7 @@ use super::reply::{error, shown};
 use super::services::Jobs;
 
 /// Sends the client of a command with keys to the owner of their slot, as a node does that does not own it.
-/// Where the keys are is asked of the cluster, so that commands of modules are understood as well.
+/// The cluster is asked where the keys are, so commands of modules are understood as well.
 pub(super) async fn redirect<J: Jobs>(words: &[Bytes], jobs: &J) -> Value {
     let question = [&b"COMMAND"[..], b"GETKEYS"].into_iter().chain(words.iter().map(|word| &word[..]));
     let keys = match jobs.ask(None, &question.collect::<Vec<_>>()).await {
@@ -35,7 +35,7 @@ pub(super) async fn redirect<J: Jobs>(words: &[Bytes], jobs: &J) -> Value {
     }
 }
 
-/// Asks a node what we are asked, any where none is named.
+/// Passes our question on to a node: to any if none is named.
 pub(super) async fn pass_on<J: Jobs>(node: Option<&NodeId>, words: &[Bytes], jobs: &J) -> Value {
     let words: Vec<&[u8]> = words.iter().map(|word| &word[..]).collect();
     jobs.ask(node, &words).await.unwrap_or_else(|e| error(e.to_string()))

@@ -12,7 +12,7 @@ use super::migrations::JobView;
 use crate::fleet::Fleet;
 use crate::topology::Topology;
 
-/// Those who do the work.
+/// The part that does the work.
 pub trait Jobs: Send + Sync + 'static {
     /// The cluster as it is now.
     ///
@@ -23,7 +23,7 @@ pub trait Jobs: Send + Sync + 'static {
     /// What clients get to know of the cluster.
     fn topology(&self) -> &Topology;
 
-    /// Passes a question on to a node, or to any where none is named. A refusal is a reply as well.
+    /// Passes a question on to a node, or to any if none is named. A refusal is a reply as well.
     ///
     /// # Errors
     /// Whatever keeps the node from being asked.
@@ -50,7 +50,7 @@ pub trait Jobs: Send + Sync + 'static {
     /// Whatever keeps the cluster from being asked.
     fn others(&self) -> impl Future<Output = Result<Vec<JobView>>> + Send;
 
-    /// Asks for a job's cancellation, which takes effect soon after. One that has ended is left as it is.
+    /// Asks for a job's cancellation, which takes effect soon after. A job that has ended is left as it is.
     ///
     /// # Errors
     /// Whatever keeps it from being asked for.

@@ -30,12 +30,12 @@ impl Shown {
         *self.unreachable.lock() = primaries;
     }
 
-    /// The fleet stands so now; a coordinator that stands by knows nothing of it.
+    /// The present state of the fleet; a coordinator that stands by does not know it.
     pub fn set_fleet(&self, fleet: Option<FleetStatus>) {
         *self.fleet.lock() = fleet;
     }
 
-    /// This is what has become of the process, where there are several coordinators.
+    /// This is what has become of the process, if there are several coordinators.
     pub fn set_role(&self, role: Option<Role>) {
         *self.role.lock() = role;
     }

@@ -12,11 +12,11 @@ use crate::progress::JobProgress;
 /// How long one round of catching up lasts at most when writes are slowed.
 pub(super) const BRAKED_ROUND: Duration = Duration::from_millis(500);
 
-/// Does `rounds` while `brake` slows writers down, and has it end when they are done. The brake ends earlier
-/// only where it fails.
+/// Does `rounds` while `brake` slows writers down, and ends the brake when they are done. The brake ends
+/// earlier only if it fails.
 ///
 /// It is not just dropped: the lifting of a pause that is still on its way then could end a later one, which
-/// somebody relies on. A source that does not answer is waited for as long as its link waits.
+/// is relied on. A source that does not answer is waited for as long as its link waits.
 ///
 /// # Errors
 /// Those of either. What a brake that failed had on its way may still be executed.
@@ -54,8 +54,8 @@ pub(super) async fn slow_writers(
     while !enough.is_cancelled() {
         handover.pause(pause_ms).await?;
         let slept = enough.run_until_cancelled(tokio::time::sleep(pause)).await;
-        // Servers notice the end of a pause every 100 ms only; one that overlaps with the next would never
-        // end.
+        // Servers notice the end of a pause every 100 ms only; a pause that overlaps with the next would
+        // never end.
         handover.release().await?;
         if slept.is_some() {
             progress.braked_ms.fetch_add(pause_ms, std::sync::atomic::Ordering::Relaxed);
@@ -116,7 +116,7 @@ mod tests {
         let failed = beside_brake(std::future::pending(), async { failure("the brake") }, &enough).await;
         let e = failed.expect_err("the brake failed");
         assert!(e.to_string().contains("the brake"), "{e}");
-        // Nor are they done where it fails on its way out: a pause may be left.
+        // They are not done either if it fails on its way out: a pause may be left.
         let brake = async {
             enough.cancelled().await;
             failure("the brake")

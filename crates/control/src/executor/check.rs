@@ -11,7 +11,7 @@ use super::{Done, Executor, NOT_AT_ONCE, Trouble, because};
 use crate::pause::PauseNeed;
 use crate::strangers;
 
-/// How often it is looked whether what is in the way of a pause has gone.
+/// How often to check whether the obstacle to a pause has gone.
 const CLEAR_POLL: Duration = Duration::from_millis(100);
 
 impl Executor {
@@ -94,11 +94,11 @@ impl Executor {
         Ok(Detail::Checked { source, target, pause_ms: need.least_ms })
     }
 
-    /// Nobody else may be at work on the two nodes when a batch is begun. Meanwhile the job goes back among
-    /// those that look whether they may begin: one that has begun does not wait for it.
+    /// No other job may be at work on the two nodes when a batch is begun. Meanwhile this job goes back to
+    /// checking whether it may begin: a job that has begun does not wait for it.
     ///
     /// # Errors
-    /// `Busy` where somebody is, for longer than the job may stand still.
+    /// `Busy` if another job is, for longer than this job may stand still.
     async fn wait_for_others(&mut self) -> Result<(), Trouble> {
         let (began, patience) = (Instant::now(), Duration::from_millis(self.options.stall_ms));
         loop {
@@ -133,7 +133,7 @@ impl Executor {
     /// once.
     ///
     /// # Errors
-    /// `Transient` where there is one.
+    /// `Transient` if there is one.
     async fn give_way_to_begun(&mut self) -> Result<(), Trouble> {
         let others = self.handover().await?.other_jobs().await?;
         if others.is_empty() {
@@ -146,12 +146,12 @@ impl Executor {
         Err(because(Why::Transient, format!("another whimbrel began at the same moment: {jobs}")))
     }
 
-    /// What is in the way of a pause, goes away by itself, and may have come since the check: first what it
-    /// is, then why the pause is given up where it lasts too long.
+    /// An obstacle to a pause that goes away by itself and may have come since the check: first what it is,
+    /// then why the pause is given up if it lasts too long.
     ///
     /// A migration of the servers' own does not touch our slots, since those are marked; but it pauses writes
-    /// and changes epochs. A replica of the target that gets all keys anew lacks those that were copied: were
-    /// it promoted after the handover, they would be lost, as the source has removed its own by then.
+    /// and changes epochs. A replica of the target that gets all keys anew lacks those that were copied: if
+    /// it were promoted after the handover, they would be lost, as the source has removed its own by then.
     async fn in_the_way(&mut self) -> Result<Option<(String, Why)>, Trouble> {
         let handover = self.handover().await?;
         let natives = handover.native_migrations().await?.join(", ");
@@ -166,8 +166,8 @@ impl Executor {
     /// Waits until nothing is in the way of a pause.
     ///
     /// # Errors
-    /// `TooSlow` where something was waited for: what was written meanwhile is to be caught up with first.
-    /// `Busy` or `TooSlow` where it does not go away.
+    /// `TooSlow` if something was waited for: what was written meanwhile is to be caught up with first.
+    /// `Busy` or `TooSlow` if it does not go away.
     pub(super) async fn wait_until_clear(&mut self) -> Result<(), Trouble> {
         let (began, patience) = (Instant::now(), Duration::from_millis(self.options.stall_ms));
         let mut waited_for = None;

@@ -17,7 +17,7 @@ use super::{Executor, Trouble, because, reason_of};
 use crate::clock::now_s;
 use crate::progress::JobProgress;
 
-/// After how long it is said why a feed is not attached yet, and how often that is looked at again.
+/// How long until the reason is given why a feed is not attached yet, and how often that is checked again.
 const HOLDUP_EVERY: Duration = Duration::from_millis(700);
 
 /// How long a node may take to say which nodes it has lost: nothing is undone meanwhile.
@@ -50,8 +50,8 @@ impl Executor {
         self.silent = silent;
     }
 
-    /// What an error means for the batch. Where a node says that its cluster is down, the nodes that it has
-    /// lost are named: their links may not have failed us yet.
+    /// What an error means for the batch. If a node says that its cluster is down, the nodes that it has lost
+    /// are named: their links may not have failed us yet.
     pub(super) async fn reason_of(&self, e: &Error) -> Reason {
         let mut reason = reason_of(e, self.stop.is_cancelled());
         if e.server().is_some_and(|e| e.code == Code::ClusterDown)
@@ -65,7 +65,7 @@ impl Executor {
         reason
     }
 
-    /// Attaches a feed, and says what it waits for where that takes its time.
+    /// Attaches a feed, and says what it waits for if that takes long.
     pub(super) async fn attach_feed(
         &self,
         address: &Address,

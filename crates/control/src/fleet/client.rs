@@ -28,7 +28,7 @@ pub enum Goal {
     Empty(u32),
     /// The backend has no data any more.
     Bare(String),
-    /// Everybody has its part.
+    /// Every member has its part.
     Settled,
 }
 
@@ -55,7 +55,7 @@ impl Goal {
     }
 }
 
-/// The coordinator that leads, which is looked for anew when it is not reached or does not lead any more.
+/// The coordinator that leads, which is searched again when it is not reached or does not lead any more.
 #[derive(Debug)]
 pub struct CoordinatorClient {
     endpoints: Vec<Arc<Endpoint>>,
@@ -82,10 +82,10 @@ impl CoordinatorClient {
         Ok(self.link.insert(link))
     }
 
-    /// Has something done, once: where the answer is lost it is not known whether it is.
+    /// Has something done, once: if the answer is lost, it is not known whether it is done.
     ///
     /// # Errors
-    /// What the coordinator answers; where it is not reached.
+    /// What the coordinator answers; if it is not reached.
     pub async fn order(&mut self, words: &[String]) -> Result<()> {
         let words: Vec<&[u8]> =
             std::iter::once("FLEET").chain(words.iter().map(String::as_str)).map(str::as_bytes).collect();
@@ -95,7 +95,7 @@ impl CoordinatorClient {
     /// How the fleet stands, as the one says that leads.
     ///
     /// # Errors
-    /// Where none is reached, or none leads.
+    /// If none is reached, or none leads.
     pub async fn status(&mut self) -> Result<FleetStatus> {
         let mut failure = None;
         for _ in 0..self.endpoints.len() {
@@ -103,7 +103,7 @@ impl CoordinatorClient {
                 Err(e) if e.is_link() || stands_by(&e) => {
                     self.link = None;
                     self.at = (self.at + 1) % self.endpoints.len();
-                    // That one is not reached says less than that nobody leads.
+                    // That a coordinator is not reached says less than that none leads.
                     failure = failure.filter(stands_by).or(Some(e));
                 }
                 outcome => return outcome,
@@ -164,7 +164,7 @@ impl CoordinatorClient {
     }
 }
 
-/// Whether it says that another one leads, or nobody.
+/// Whether it says that another coordinator leads, or none.
 fn stands_by(error: &Error) -> bool {
     error.server().is_some_and(|e| e.text.starts_with("NOTLEADER "))
 }

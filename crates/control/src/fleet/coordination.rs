@@ -33,7 +33,7 @@ const EVENTS_MAX: usize = 4_096;
 /// How many of those that were to leave are remembered, to say of them that they have left.
 const LEFT_MAX: usize = 64;
 
-/// How often, how far apart and how patiently it is looked whether somebody listens at a member's address.
+/// How often, how far apart and how patiently to check whether a process listens at a member's address.
 const LOOKS: u32 = 10;
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
@@ -43,11 +43,12 @@ const LOOK_WITHIN: Duration = Duration::from_secs(1);
 pub struct FleetOptions {
     /// How many partitions there are. It stays the same for the life of the fleet.
     pub partitions: u32,
-    /// Servers that have the data: names and where they are, without passwords.
+    /// Servers that have the data: names and addresses, without passwords.
     pub backends: Vec<(String, String)>,
     /// How the machine works.
     pub machine: Options,
-    /// Whether a member counts as dead as soon as its connection has ended and nobody listens at its address.
+    /// Whether a member counts as dead as soon as its connection has ended and no process listens at its
+    /// address.
     pub trusts_refusals: bool,
 }
 
@@ -56,14 +57,14 @@ pub struct FleetOptions {
 enum Task {
     /// Writes records down. They have a number.
     Write(u64, Vec<Record>),
-    /// Looks for the latest term, as somebody speaks of a later one.
+    /// Looks for the latest term, since a member speaks of a later one.
     CheckTerm(u64, ToCoordinator),
 }
 
 /// At most one of each kind waits for the thread, so that it is never waited for.
 const TASKS_MAX: usize = 2;
 
-/// Who waits for what to be on disk.
+/// What waits for which record to be on disk.
 type Waiting = (u64, oneshot::Sender<std::result::Result<FleetStatus, Refused>>);
 
 /// A coordinator that is ready to run.
@@ -86,27 +87,27 @@ pub struct Coordination {
     is_checking_term: bool,
     waiting: Vec<Waiting>,
     directory: Directory,
-    /// Who is a member, or where it is, may have changed.
+    /// The members, or their addresses, may have changed.
     directory_is_stale: bool,
     moved: u64,
     failed: u64,
-    /// Who was to leave lately, at most [`LEFT_MAX`]: a member may be gone before anybody looks.
+    /// Members that were to leave lately, at most [`LEFT_MAX`]: a member may be gone before anybody asks.
     left: VecDeque<MemberId>,
     trusts_refusals: bool,
     /// When this one began.
     began_ms: u64,
-    /// For what looks after members in the background. It keeps nobody waiting for more events.
+    /// For what looks after members in the background. It does not keep the receiver waiting for more events.
     sender: mpsc::WeakSender<Event>,
-    /// Where the journal is.
+    /// The place of the journal.
     place: String,
-    /// Until when nobody else is the coordinator, where there are several.
+    /// Until when no other process is the coordinator, if there are several.
     reign: Option<watch::Receiver<u64>>,
     /// As the machine knows it.
     reigns_until_ms: u64,
 }
 
 impl Coordination {
-    /// Opens the journal, in a new term, and goes on from what it has. Nobody is served before
+    /// Opens the journal, in a new term, and goes on from what it has. No member is served before
     /// [`Coordination::run`].
     ///
     /// # Errors
@@ -119,7 +120,8 @@ impl Coordination {
         Ok((fleet, coordination))
     }
 
-    /// Whether a member counts as dead as soon as its connection has ended and nobody listens at its address.
+    /// Whether a member counts as dead as soon as its connection has ended and no process listens at its
+    /// address.
     pub(super) fn trust_refusals(&mut self, trusts: bool) {
         self.trusts_refusals = trusts;
     }
@@ -137,7 +139,7 @@ impl Coordination {
         (Fleet::new(coordination.term(), events), coordination)
     }
 
-    /// As [`Coordination::on`], for one that has been elected: it ends when its reign does.
+    /// As [`Coordination::on`], for a coordinator that has been elected: it ends when its reign does.
     #[cfg(feature = "etcd")]
     pub(super) fn elected(
         place: String,
@@ -202,9 +204,9 @@ impl Coordination {
     /// Coordinates until `stop`.
     ///
     /// # Errors
-    /// Where the journal cannot be written, a later coordinator has begun, or the reign is over. Members then
-    /// go on by their leases, and the next coordinator goes on from the journal. It may have it as soon as
-    /// this returns.
+    /// If the journal cannot be written, a later coordinator has begun, or the reign is over. Members then go
+    /// on by their leases, and the next coordinator goes on from the journal. It may have it as soon as this
+    /// returns.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let outcome = self.work(&stop).await;
         let Coordination { events, journal, writer, links, .. } = self;
@@ -233,8 +235,8 @@ impl Coordination {
             let now_ms = clock::now_ms();
             self.check_lease(now_ms)?;
             if now_ms.saturating_sub(last_ms) > self.lease_ms / 2 {
-                // This process stood still. Members have asked meanwhile, and nobody has read it yet: they
-                // are taken for ones that have just been heard of, as after a restart.
+                // This process stood still. Members have asked meanwhile, and nothing has read that yet: they
+                // are treated as members that have just been heard, as after a restart.
                 patient_until_ms = now_ms + self.expire_ms;
             }
             last_ms = now_ms;
@@ -247,8 +249,8 @@ impl Coordination {
         }
     }
 
-    /// Notifies the machine how long it reigns. Nothing is heard after that: who stood still meanwhile finds
-    /// here that it is over.
+    /// Tells the machine how long it reigns. Nothing is heard after that: a process that stood still
+    /// meanwhile finds here that its reign is over.
     fn check_lease(&mut self, now_ms: u64) -> Result<()> {
         let Some(until_ms) = self.reign.as_ref().map(|reign| *reign.borrow()) else { return Ok(()) };
         if now_ms >= until_ms {
@@ -276,7 +278,7 @@ impl Coordination {
                 self.write_next();
                 let is_done = |(number, _): &mut Waiting| *number <= upto;
                 let done: Vec<Waiting> = self.waiting.extract_if(.., is_done).collect();
-                // Who has gone does not wait for an answer.
+                // A client that has gone does not wait for an answer.
                 done.into_iter().for_each(|(_, answer)| drop(answer.send(Ok(FleetStatus::default()))));
                 let leaving: Vec<MemberId> = self.leaving().collect();
                 leaving.into_iter().for_each(|member| self.links.notify_leaving(member));
@@ -287,8 +289,8 @@ impl Coordination {
         Ok(())
     }
 
-    /// A member speaks on a connection: true where it is another one than before. Then it is found out
-    /// whether its address is reached from here: only then a refusal later says anything.
+    /// A member speaks on a connection: true if it is another one than before. Then it is found out whether
+    /// its address is reached from here: only then a refusal later says anything.
     fn bind(&mut self, link: u64, member: MemberId) -> bool {
         let is_new = self.links.bind(link, member, clock::now_ms());
         if is_new && self.trusts_refusals {
@@ -297,7 +299,7 @@ impl Coordination {
         is_new
     }
 
-    /// Finds out whether somebody listens at a member's address, and says so where it is as expected.
+    /// Finds out whether a process listens at a member's address, and reports it if it is as expected.
     fn ask_host_of(&self, member: MemberId, expected: Listens) {
         let Some(known) = self.links.known.get(&member) else { return };
         let (address, sender) = (known.hello.address.clone(), self.sender.clone());
@@ -305,13 +307,13 @@ impl Coordination {
             if is_confirmed(&address, expected).await
                 && let Some(sender) = sender.upgrade()
             {
-                // Where the coordinator has ended, the next one waits for the lease.
+                // If the coordinator has ended, the next one waits for the lease.
                 let _ = sender.send(Event::Probed(member, expected)).await;
             }
         });
     }
 
-    /// Where the member's host says that nobody listens at its address, its process is gone: what it owns
+    /// If the member's host says that no process listens at its address, its process is gone: what it owns
     /// need not wait for the end of its lease.
     fn ended(&mut self, link: u64) {
         let member = self.links.member_of(link);
@@ -367,7 +369,7 @@ impl Coordination {
 
     /// A connection speaks for the member that has joined by its token, and may ask to join by it.
     fn hear_message(&mut self, link: u64, message: ToCoordinator) -> Result<()> {
-        // Of one that was refused nothing more is heard.
+        // A member that was refused is not heard any more.
         let Some(speaks_for) = self.links.token_of(link) else { return Ok(()) };
         if message.term > self.machine.term() {
             self.check_term(link, message);
@@ -398,7 +400,7 @@ impl Coordination {
         self.take_in(Input::Message(message))
     }
 
-    /// Whether somebody may join by this token on this connection: one process is one member at a time.
+    /// Whether a process may join by this token on this connection: one process is one member at a time.
     fn may_join(&self, former: u64, token: u64) -> std::result::Result<(), String> {
         if former != token && self.machine.has_joined(former) {
             return Err("it has joined on this connection already".to_owned());
@@ -409,11 +411,11 @@ impl Coordination {
         Ok(())
     }
 
-    /// Somebody speaks of a term that is later than this one. Whether it has begun is for the journal to say,
-    /// and not for members.
+    /// A member speaks of a later term than this one. Whether that has begun is for the journal to say, and
+    /// not for members.
     fn check_term(&mut self, link: u64, message: ToCoordinator) {
         if !std::mem::replace(&mut self.is_checking_term, true) {
-            // Where the thread has ended it has said why.
+            // If the thread has ended, it has said why.
             let _ = self.journal.send(Task::CheckTerm(link, message));
         }
     }
@@ -506,11 +508,11 @@ impl Coordination {
             return;
         };
         self.is_writing = true;
-        // Where the thread has ended it has said why.
+        // If the thread has ended, it has said why.
         let _ = self.journal.send(Task::Write(upto, std::mem::take(&mut self.unwritten)));
     }
 
-    /// Sends everybody who is where, when that has changed.
+    /// Sends all members the addresses of all members, when these have changed.
     fn refresh_directory(&mut self) {
         if !std::mem::take(&mut self.directory_is_stale) {
             return;
@@ -602,7 +604,7 @@ impl Coordination {
         found.ok_or_else(|| Refused::Unfit(format!("there is no member {member}")))
     }
 
-    /// Whether there is somebody else to take a member's partitions.
+    /// Whether there is another member to take a member's partitions.
     fn may_give_up(&self, member: MemberId) -> std::result::Result<(), Refused> {
         self.enrolled(member)?;
         let takes = |(id, enrolled): (MemberId, Enrolled)| {
@@ -614,7 +616,7 @@ impl Coordination {
         Err(Refused::Unfit(format!("nobody else takes the partitions of member {member}")))
     }
 
-    /// Whether nothing speaks against a member's death: one that was just heard of is not dead.
+    /// Whether nothing speaks against a member's death: a member that was just heard is not dead.
     fn may_be_dead(&self, member: MemberId) -> std::result::Result<(), Refused> {
         self.enrolled(member)?;
         let known = self.links.known.get(&member);
@@ -622,7 +624,7 @@ impl Coordination {
         if known.is_some() && !self.links.is_linked(member) {
             return Ok(());
         }
-        // A coordinator that has just begun has heard nobody yet.
+        // A coordinator that has just begun has heard no member yet.
         let heard_ms = known.map_or(0, |known| known.heard_ms).max(self.began_ms);
         let silent_ms = clock::now_ms().saturating_sub(heard_ms);
         if silent_ms < self.lease_ms / 2 {
@@ -699,7 +701,7 @@ impl Coordination {
     }
 }
 
-/// Whether the host of this address confirms that somebody listens there, or that nobody does. A process that
+/// Whether the host of this address confirms that a process listens there, or that none does. A process that
 /// is being ended may listen a moment longer than its connections last.
 async fn is_confirmed(address: &str, expected: Listens) -> bool {
     for _ in 0..LOOKS {
@@ -713,7 +715,7 @@ async fn is_confirmed(address: &str, expected: Listens) -> bool {
                 _ => {}
             }
         }
-        // One of several that does not answer may be where it is.
+        // If one of several hosts does not answer, the member may be there.
         if expected == Listens::No && refusals == hosts.len() && refusals > 0 {
             return true;
         }

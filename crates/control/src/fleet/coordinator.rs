@@ -21,10 +21,10 @@ pub enum Coordinator {
 }
 
 impl Coordinator {
-    /// The only one, with its journal in a file of this folder, which is made where it is not there.
+    /// The only one, with its journal in a file of this folder, which is created if it is missing.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be made; as [`Coordination::open`].
+    /// `Own` if the folder cannot be made; as [`Coordination::open`].
     pub fn alone(folder: &Path, journal: &str, options: FleetOptions) -> Result<(Fleet, Coordinator)> {
         std::fs::create_dir_all(folder)
             .map_err(|e| Error::own(format!("make the folder {}", folder.display()), e))?;
@@ -45,7 +45,7 @@ impl Coordinator {
     /// Coordinates until `stop`. It is reached at `address`.
     ///
     /// # Errors
-    /// As [`Coordination::run`], and where what is in the store has to be put right first.
+    /// As [`Coordination::run`], and if what is in the store has to be put right first.
     #[cfg_attr(not(feature = "etcd"), expect(unused_variables, reason = "only etcd names them"))]
     pub async fn run(self, address: String, stop: CancellationToken) -> Result<()> {
         match self {

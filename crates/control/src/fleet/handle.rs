@@ -24,7 +24,7 @@ const OUTBOX_BYTES_MAX: usize = 32 << 20;
 /// How long a member may say nothing: it renews its lease much more often.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// How long a member may take to say who it is, and how long to take in what it is sent.
+/// How long a member may take to identify itself, and how long to take in what it is sent.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why something is not done, in words for people.
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Refused {
     /// It makes no sense, or the coordinator has ended.
     Unfit(String),
-    /// Another process leads the fleet: it is where that one is reached, where it is known.
+    /// Another process leads the fleet: the value is that process's address, if it is known.
     NotLeader(Option<String>),
 }
 
@@ -55,14 +55,14 @@ pub enum Role {
     Leads(u64),
     /// It waits until it is elected.
     StandsBy {
-        /// Where the one that leads is reached, where that is known.
+        /// The address of the leader, if that is known.
         leader: Option<String>,
         /// Why this one does not lead any more, or what keeps it from being elected.
         why: Option<String>,
     },
 }
 
-/// A role, and where events go.
+/// A role, and the receiver of events.
 #[derive(Debug, Clone)]
 struct Post {
     role: Role,
@@ -72,7 +72,7 @@ struct Post {
 }
 
 impl Post {
-    /// Why it does not hear anything any more. One that was elected may have ended, and not stand by yet.
+    /// Why it does not hear anything any more. An elected coordinator may have ended, and not stand by yet.
     fn over(&self) -> Refused {
         match &self.role {
             Role::StandsBy { leader, .. } => Refused::NotLeader(leader.clone()),
@@ -88,7 +88,7 @@ pub(super) enum Question {
     Status,
     Leave(MemberId),
     Dead(MemberId),
-    /// A weight for a member; where none is given, the one that it came with.
+    /// A weight for a member; if none is given, the weight that it came with.
     Weigh(MemberId, Option<u32>),
     /// A part of the data for a backend, by its name.
     Assign(String, u32),
@@ -97,7 +97,7 @@ pub(super) enum Question {
     Rehearse(Box<Question>),
 }
 
-/// Whether somebody listens at an address.
+/// Whether a process listens at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Listens {
     Yes,
@@ -107,18 +107,18 @@ pub(super) enum Listens {
 /// What the coordinator hears.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Somebody has connected.
+    /// A member or client has connected.
     Linked(u64, Arc<Outbox>, Hello),
     /// It says something.
     Received(u64, FromMember),
     /// Its connection has ended.
     Ended(u64),
-    /// Whether somebody listens at the address of this member.
+    /// Whether a process listens at the address of this member.
     Probed(MemberId, Listens),
     Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
     /// Everything up to this number is on disk, or why not.
     Written(std::result::Result<u64, Error>),
-    /// The latest term that the journal knows, for somebody who has spoken of a later one on a connection.
+    /// The latest term that the journal knows, for a member that has spoken of a later one on a connection.
     Terms(u64, ToCoordinator, Result<u64>),
 }
 
@@ -133,7 +133,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// One that leads in this term, and always will.
+    /// A coordinator that leads in this term, and always will.
     pub(super) fn new(term: u64, events: mpsc::Sender<Event>) -> Fleet {
         Fleet::with(Post { role: Role::Leads(term), events: Some(events), is_candidate: false })
     }
@@ -144,12 +144,12 @@ impl Fleet {
         Fleet { post, next_link: Arc::default(), places, rehearses: false }
     }
 
-    /// The same fleet, for questions of which nothing is done: what would be refused is refused.
+    /// The same fleet, for questions that are not carried out: what would be refused is refused.
     pub(crate) fn rehearsing(&self) -> Fleet {
         Fleet { rehearses: true, ..self.clone() }
     }
 
-    /// One that does not lead yet.
+    /// A coordinator that does not lead yet.
     #[cfg(feature = "etcd")]
     pub(super) fn standing_by() -> Fleet {
         let role = Role::StandsBy { leader: None, why: None };
@@ -184,7 +184,7 @@ impl Fleet {
     /// Whether members and questions are heard here.
     ///
     /// # Errors
-    /// [`Refused::NotLeader`] where another process leads.
+    /// [`Refused::NotLeader`] if another process leads.
     pub fn is_heard(&self) -> Result<(), Refused> {
         self.events().map(drop)
     }
@@ -197,7 +197,7 @@ impl Fleet {
     /// How it stands.
     ///
     /// # Errors
-    /// [`Refused`] where the coordinator has ended.
+    /// [`Refused`] if the coordinator has ended.
     pub async fn status(&self) -> Result<FleetStatus, Refused> {
         self.ask(Question::Status).await
     }
@@ -206,7 +206,7 @@ impl Fleet {
     /// down; the partitions move after it.
     ///
     /// # Errors
-    /// [`Refused`] where there is no such member, or nobody else who takes partitions.
+    /// [`Refused`] if there is no such member, or no other member that takes partitions.
     pub async fn leave(&self, member: u32) -> Result<(), Refused> {
         self.ask(Question::Leave(MemberId(member))).await.map(drop)
     }
@@ -215,7 +215,7 @@ impl Fleet {
     /// process must be gone; while it serves, two members would serve the same partitions.
     ///
     /// # Errors
-    /// [`Refused`] where there is no such member, or it was just heard of.
+    /// [`Refused`] if there is no such member, or it was just heard of.
     pub async fn dead(&self, member: u32) -> Result<(), Refused> {
         self.ask(Question::Dead(MemberId(member))).await.map(drop)
     }
@@ -231,7 +231,7 @@ impl Fleet {
     /// Gives a member its part of the partitions: by `weight`, or by the one it came with.
     ///
     /// # Errors
-    /// [`Refused`] where there is no such member, or where it leaves.
+    /// [`Refused`] if there is no such member, or if it leaves.
     pub async fn join(&self, member: u32, weight: Option<u32>) -> Result<(), Refused> {
         self.ask(Question::Weigh(MemberId(member), weight)).await.map(drop)
     }
@@ -239,15 +239,15 @@ impl Fleet {
     /// Gives a backend its part of the data, in relation to others; 0 for none. Members carry it there.
     ///
     /// # Errors
-    /// [`Refused`] where there is no such backend, or no other one that takes data.
+    /// [`Refused`] if there is no such backend, or no other one that takes data.
     pub async fn place(&self, backend: &str, weight: u32) -> Result<(), Refused> {
         self.ask(Question::Assign(backend.to_owned(), weight)).await.map(drop)
     }
 
-    /// Plans anew who should have what, and tries again at once what failed.
+    /// Plans anew which member should have what, and tries again at once what failed.
     ///
     /// # Errors
-    /// [`Refused`] where the coordinator has ended.
+    /// [`Refused`] if the coordinator has ended.
     pub async fn rebalance(&self) -> Result<(), Refused> {
         self.ask(Question::Rebalance).await.map(drop)
     }
@@ -266,7 +266,7 @@ impl Fleet {
     /// Serves the connection of a member until it ends or `stop`; `begun` is what has arrived of it already.
     ///
     /// # Errors
-    /// Why it ended, where the member did not just go.
+    /// Why it ended, if the member did not just go.
     pub async fn serve<S>(&self, stream: S, begun: BytesMut, stop: &CancellationToken) -> io::Result<()>
     where
         S: AsyncRead + AsyncWrite,

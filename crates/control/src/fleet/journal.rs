@@ -37,15 +37,15 @@ pub trait Journal: Send + 'static {
     /// returns.
     ///
     /// # Errors
-    /// Where that fails, or a later coordinator has begun. This one must end then: what it decided is not
+    /// If that fails, or a later coordinator has begun. This one must end then: what it decided is not
     /// written down.
     fn write(&mut self, records: &[Record]) -> Result<()>;
 
-    /// The latest term that has begun, as far as the one that keeps the journal knows: this coordinator's, or
-    /// a later one's.
+    /// The latest term that has begun, as far as the keeper of the journal knows: this coordinator's, or a
+    /// later one's.
     ///
     /// # Errors
-    /// Where that cannot be asked.
+    /// If that cannot be asked.
     fn latest_term(&mut self) -> Result<u64>;
 }
 
@@ -63,8 +63,8 @@ impl FleetJournal {
     /// Opens the journal, or makes one for this many partitions, and begins a new term in it.
     ///
     /// # Errors
-    /// `Own` where the file cannot be made or read, another coordinator has it open, or it is of another
-    /// number of partitions.
+    /// `Own` if the file cannot be made or read, another coordinator has it open, or it is of another number
+    /// of partitions.
     pub fn open(path: &Path, partitions: u32) -> Result<(FleetJournal, Snapshot)> {
         let fail = |what: &dyn std::fmt::Display| failed(path, what);
         if partitions == 0 || partitions > PARTITIONS_MAX {
@@ -76,7 +76,7 @@ impl FleetJournal {
             OpenError::InUse => fail(&"another coordinator has it open"),
             OpenError::Failed(e) => fail(&e),
         })?;
-        // Nobody writes between the two: this process alone has it open.
+        // Nothing writes between the two: this process alone has it open.
         let all = documents.all().map_err(|e| fail(&e))?;
         let Some(snapshot) = snapshot_of(&all, partitions) else {
             return Err(fail(&"it is of another number of partitions, or of another version of whimbrel"));
@@ -94,11 +94,11 @@ impl FleetJournal {
     }
 
     /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and
-    /// where it is.
+    /// an address.
     ///
     /// # Errors
-    /// `Own` where one is missing that had a number, since partitions may lie there, where a name is there
-    /// twice, or where they are too many or too long.
+    /// `Own` if a backend is missing that had a number, since partitions may lie there, if a name is there
+    /// twice, or if they are too many or too long.
     pub fn name_backends(&mut self, backends: &[(String, String)]) -> Result<Vec<Backend>> {
         let place = self.path.display().to_string();
         numbered(&place, backends, |names| match self.number(names) {
@@ -107,8 +107,8 @@ impl FleetJournal {
         })
     }
 
-    /// All names with their numbers, those included that have just got one; or one that has a number and is
-    /// missing.
+    /// All names with their numbers, those included that have just got one; or a name that has a number and
+    /// is missing.
     fn number(&mut self, names: &[&str]) -> io::Result<std::result::Result<BTreeMap<String, u32>, String>> {
         let mut known = self.backends.clone();
         if let Err(missing) = number_of(&mut known, names) {
@@ -123,7 +123,7 @@ impl FleetJournal {
 }
 
 /// The backends with their numbers. `number` gives all names that are known numbers and writes them down, or
-/// says which one has a number and is missing. `place` is where that is written.
+/// says which name has a number and is missing. `place` names the place where that is written.
 pub(super) fn numbered(
     place: &str,
     backends: &[(String, String)],
@@ -150,7 +150,8 @@ pub(super) fn numbered(
     Ok(numbered.collect())
 }
 
-/// Gives the next numbers to names that have none, in their order; or one that has a number and is missing.
+/// Gives the next numbers to names that have none, in their order; or a name that has a number and is
+/// missing.
 pub(super) fn number_of(
     known: &mut BTreeMap<String, u32>,
     names: &[&str],
@@ -209,7 +210,7 @@ fn failed(path: &Path, what: &dyn std::fmt::Display) -> Error {
         .with_remedy("see that the disk has room and no other coordinator runs, or choose another file")
 }
 
-/// What is written down, in the next term. `None` where it is of something else.
+/// What is written down, in the next term. `None` if it is of something else.
 fn snapshot_of(all: &BTreeMap<String, String>, partitions: u32) -> Option<Snapshot> {
     let number = |name: &str| all.get(name).and_then(|number| number.parse::<u64>().ok());
     let known = (number(FORMATTED), number(PARTITIONS));

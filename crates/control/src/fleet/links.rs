@@ -58,14 +58,14 @@ impl Links {
         self.links.values().for_each(|link| link.outbox.close());
     }
 
-    /// Somebody asks to join on a connection.
+    /// A process asks to join on a connection.
     pub(super) fn asks(&mut self, link: u64, token: u64) {
         if let Some(link) = self.links.get_mut(&link) {
             link.token = token;
         }
     }
 
-    /// A member speaks on a connection: true where it is another one than before.
+    /// A member speaks on a connection: true if it is another one than before.
     pub(super) fn bind(&mut self, link: u64, member: MemberId, now_ms: u64) -> bool {
         let Some(it) = self.links.get_mut(&link) else { return false };
         let is_new = it.member != Some(member);
@@ -109,7 +109,7 @@ impl Links {
         self.close(link);
     }
 
-    /// The latest connection of who asked to join by this token.
+    /// The latest connection of the process that asked to join by this token.
     pub(super) fn joiner(&self, token: u64) -> Option<u64> {
         self.links.iter().filter(|(_, link)| link.token == token).map(|(number, _)| *number).max()
     }
@@ -122,7 +122,7 @@ impl Links {
         self.of.contains_key(&member)
     }
 
-    /// Forgets who is no member any more. Who has just been made one may not be listed yet.
+    /// Forgets what is no member any more. A process that has just become one may not be listed yet.
     pub(super) fn forget_all_but(&mut self, members: &[MemberId]) {
         let of = &self.of;
         self.known.retain(|id, _| members.contains(id) || of.contains_key(id));
@@ -139,7 +139,7 @@ impl Links {
         }
     }
 
-    /// Says it to everybody who is a member.
+    /// Says it to all members.
     pub(super) fn send_to_all(&self, said: &FromCoordinator) {
         self.of.keys().for_each(|member| self.send_to(Recipient::Member(*member), said));
     }

@@ -3,10 +3,10 @@
 //! - [`FleetJournal`]: what survives it, in a redb file;
 //! - [`Fleet`]: how others reach it: members with their connections, and people with their questions;
 //! - [`Coordination`]: the task that runs `whimbrel_core::fleet::Coordinator`. It alone changes anything:
-//!   everything comes to it in one bounded queue, and what it decides is on disk before anybody hears of it;
+//!   everything comes to it in one bounded queue, and what it decides is on disk before anything hears of it;
 //! - [`FleetStatus`]: how it stands, also in [numbers](metrics());
 //! - [`client`]: the coordinator as people see it;
-//! - `etcd`: a journal that several processes share, one of which is elected to be the coordinator.
+//! - `etcd`: a journal that several processes share, of which one is elected coordinator.
 
 pub mod client;
 mod coordination;

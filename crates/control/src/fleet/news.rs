@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::handle::Role;
 use super::status::{FleetStatus, MemberStatus};
 
-/// What has become of this process where there are several coordinators, as a line for people and as JSON.
+/// What has become of this process if there are several coordinators, as a line for people and as JSON.
 pub fn describe(role: &Role) -> (String, Value) {
     match role {
         Role::Leads(term) => {
@@ -60,7 +60,7 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
         let words = match member {
             // It may have begun to leave after the last look.
             member if member.leaving || now.left.contains(&member.member) => "has left",
-            // One that was drained leaves between two looks.
+            // A member that was drained leaves between two looks.
             member if member.owned == 0 => "is gone; it had no partitions",
             _ => "is lost; its partitions go to others",
         };

@@ -12,7 +12,7 @@ pub struct FleetStatus {
     pub partitions: u32,
     /// The stamp of the table, in hexadecimal digits: equal for equal tables.
     pub stamp: String,
-    /// Partitions that nobody has.
+    /// Partitions that no member has.
     pub unowned: u64,
     /// Partitions that are being changed now.
     pub moving: u64,
@@ -24,7 +24,7 @@ pub struct FleetStatus {
     pub failed: u64,
     /// Servers that have the data, by number.
     pub backends: Vec<BackendStatus>,
-    /// Who is a member, by number.
+    /// The members, by number.
     pub members: Vec<MemberStatus>,
     /// The numbers of members that were to leave lately, whether or not they are gone by now.
     #[serde(default)]
@@ -57,7 +57,7 @@ impl FleetStatus {
     /// The member that is meant, by its number, name or address.
     ///
     /// # Errors
-    /// `Options` where it is none, or could be several.
+    /// `Options` if it is none, or could be several.
     pub fn find(&self, named: &str) -> Result<&MemberStatus> {
         let number = named.parse().ok().and_then(|number| self.member(number));
         let is_meant = |member: &&MemberStatus| member.name == named || member.address == named;
@@ -78,7 +78,7 @@ impl FleetStatus {
         }
     }
 
-    /// Whether all is as it should be: nothing moves, everybody has its part, and all tables are the same.
+    /// Whether all is as it should be: nothing moves, every member has its part, and all tables are the same.
     pub fn is_settled(&self) -> bool {
         let has_someone = self.members.iter().any(|member| member.weight > 0 && !member.leaving);
         self.moving == 0
@@ -95,7 +95,7 @@ pub struct BackendStatus {
     pub number: u32,
     /// What people call it.
     pub name: String,
-    /// Where it is.
+    /// Its URL.
     pub url: String,
     /// Its part of the data in relation to others; 0 for none.
     pub weight: u32,
@@ -108,9 +108,9 @@ pub struct BackendStatus {
 pub struct MemberStatus {
     /// Its number. It is never given to another.
     pub member: u32,
-    /// What people call it; empty where it was not heard of since this coordinator began.
+    /// What people call it; empty if it was not heard of since this coordinator began.
     pub name: String,
-    /// Where clients reach it.
+    /// The address at which clients reach it.
     pub address: String,
     /// The version of whimbrel it runs.
     pub version: String,
@@ -122,21 +122,20 @@ pub struct MemberStatus {
     pub connected: bool,
     /// Partitions that it owns.
     pub owned: u64,
-    /// Partitions that it owns at once where their owner is lost.
+    /// Partitions that it owns at once if their owner is lost.
     #[serde(default)]
     pub stands_by: u64,
     /// Moves that it takes part in.
     pub moves: u32,
     /// Changes of the table that it has not received.
     pub lag: u64,
-    /// How long it has not been heard of, in milliseconds; none where it was not since this coordinator
-    /// began.
+    /// How long it has not been heard of, in milliseconds; none if it was not since this coordinator began.
     pub silent_ms: Option<u64>,
     /// Requests under way there, as it last said.
     pub held: u64,
-    /// Why a move that it was to make has failed lately, in words for people; empty where none has.
+    /// Why a move that it was to make has failed lately, in words for people; empty if none has.
     pub trouble: String,
-    /// Whether the table it last reported is the coordinator's; none where it has not reported one.
+    /// Whether the table it last reported is the coordinator's; none if it has not reported one.
     pub equal: Option<bool>,
 }
 

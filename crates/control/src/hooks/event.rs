@@ -22,9 +22,9 @@ pub enum HookEvent {
     Moved,
     /// Slots of a move have their new owner: a batch, or several that came within a moment.
     HandedOver,
-    /// Somebody has paused it.
+    /// It was paused.
     Paused,
-    /// Somebody has had it go on after that.
+    /// It was resumed after that.
     Unpaused,
     /// It cannot get on as it should: a server is silent, or the disk of the state folder is full.
     Trouble,

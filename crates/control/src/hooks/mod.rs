@@ -4,7 +4,7 @@
 //!
 //! - Those that only notify are what differs between one standing of the job and the next, as its events are
 //!   in [`store`](crate::store). They wait in a queue, which is bounded, and are run beside the job, one
-//!   after the other. What comes of them is noted among the events of the job, and changes nothing.
+//!   after the other. Their results are noted among the events of the job, and change nothing.
 //! - Those that a cutover waits for are run by it at their exact moment: see
 //!   [`whimbrel_flow::sync::Hooks`].
 //!
@@ -49,7 +49,7 @@ const FRONT_DONE: &str = "done";
 /// Events that wait for their hooks; those of further ones are not run.
 const QUEUE_MAX: usize = 32;
 
-/// How often it is looked at a job that moves slots.
+/// How often to look at a job that moves slots.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// Characters of the last line that a command printed, as they are shown with its failure.
@@ -109,10 +109,10 @@ pub struct HookSettings {
 }
 
 impl HookSettings {
-    /// The same, where all of them can be run at events of a job of this kind.
+    /// The same, if all of them can be run at events of a job of this kind.
     ///
     /// # Errors
-    /// `Options` where one cannot, or there are too many.
+    /// `Options` if one cannot, or there are too many.
     pub fn check(self, kind: Kind) -> Result<HookSettings> {
         let refused = |what: String| Error::options(Side::Own, "read the options", what);
         if self.hooks.len() > HOOKS_MAX {
@@ -127,7 +127,7 @@ impl HookSettings {
         }
     }
 
-    /// Those of a job that begins so; `None` where there are none.
+    /// Those of a job that begins so; `None` if there are none.
     ///
     /// # Panics
     /// Outside of a runtime.
@@ -168,8 +168,8 @@ impl JobHooks {
         self.notify(if is_resumed { HookEvent::Resumed } else { HookEvent::Begun }, now);
     }
 
-    /// Does the `work` of a job that moves slots, of which others see how it stands in `latest`; what is run
-    /// at its events is run meanwhile and after it.
+    /// Does the `work` of a job that moves slots; others see its state in `latest`. Hooks of its events are
+    /// run meanwhile and after it.
     pub(crate) async fn attend<T>(
         &self,
         is_resumed: bool,
@@ -233,8 +233,8 @@ impl JobHooks {
         let _ = task.await;
     }
 
-    /// Runs those of the job's end, which was written down so. `is_over` where nothing is left to be done for
-    /// it.
+    /// Runs the hooks of the job's end, which was written down so. `is_over` if nothing is left to be done
+    /// for it.
     pub(crate) async fn has_ended(&self, is_over: bool, now: &Status) {
         let events: &[HookEvent] = match (is_over, now.message.is_empty()) {
             (true, _) if now.phase == CUT_OVER => &[HookEvent::CutOver, HookEvent::Ended],
@@ -301,7 +301,7 @@ fn between(before: &Status, now: &Status) -> Vec<HookEvent> {
         _ => {}
     }
     match (before.message.is_empty(), now.message.is_empty()) {
-        // Of one that has ended it says how.
+        // If the job has ended, it says how.
         (true, false) if now.ended => {}
         (true, false) => events.push(HookEvent::Trouble),
         (false, true) => events.push(HookEvent::Recovered),
@@ -333,8 +333,8 @@ impl Runner {
         of_it.map(|hook| &hook.action).collect()
     }
 
-    /// Runs the hooks of one event, in the order in which they were named. One that fails keeps others only
-    /// from getting ready for a cutover, which does not come about then.
+    /// Runs the hooks of one event, in the order in which they were named. A hook that fails stops the others
+    /// only while they get ready for a cutover, which then does not take place.
     async fn run(
         &self,
         event: HookEvent,

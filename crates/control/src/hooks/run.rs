@@ -6,7 +6,7 @@
 //!    stdout, stderr ──▶ one pipe, read to its end: the last 4 KiB are kept
 //! ```
 //!
-//! It has ended when the shell has. What it has left in the background goes on, and holds nobody up although
+//! It has ended when the shell has. What it has left in the background goes on, and holds nothing up although
 //! it may keep the pipe open. When its time is over, all of its process group is killed.
 
 use std::io;
@@ -33,8 +33,8 @@ const READ_BYTES: usize = 16 << 10;
 /// What a pipe can still hold when its writer has ended, in bytes: that much is read then, at most.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// How long something may take to come out of the pipe when the shell has ended. Longer only where the pipe
-/// is still open.
+/// How long something may take to come out of the pipe when the shell has ended. Longer only if the pipe is
+/// still open.
 const LAST_WITHIN: Duration = Duration::from_millis(100);
 
 /// How long a process may take to be gone that was killed.
@@ -86,7 +86,7 @@ struct Group(Child);
 
 impl Group {
     fn kill(&self) {
-        // Until it is waited for, its id belongs to nobody else.
+        // Until it is waited for, no other process has its id.
         let id = self.0.id().and_then(|id| i32::try_from(id).ok());
         if let Some(id) = id
             && let Err(error) = killpg(Pid::from_raw(id), Signal::SIGKILL)
@@ -253,7 +253,7 @@ mod tests {
             let ended = run(command, &[], &input, PATIENCE).await;
             assert_eq!(ended, Ended { end: HookEnd::Succeeded, output: String::new() }, "{command}");
         }
-        // It writes to a pipe that nobody reads any more.
+        // It writes to a pipe that nothing reads any more.
         assert_eq!(outcome("(sleep 0.1; yes) | true; echo done").await, printed("done"));
     }
 
@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Whether a process of this id runs; one that is only to be waited for does not.
+    /// Whether a process of this id runs; a process that is only to be waited for does not.
     fn runs(id: &str) -> bool {
         let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
         state.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))

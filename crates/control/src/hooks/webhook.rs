@@ -39,7 +39,7 @@ use crate::store::HookEnd;
 /// How often it is tried, at most.
 const TRIES_MAX: u32 = 5;
 
-/// How much is read of an answer, in bytes: what comes after that is nobody's business.
+/// How much is read of an answer, in bytes: what comes after that is not needed.
 const ANSWER_BYTES_MAX: usize = 4 << 10;
 
 /// How long the body of an answer is waited for: whether the event is delivered is known before it.
@@ -58,7 +58,7 @@ pub(super) struct Pace {
 pub(super) const PACE: Pace =
     Pace { try_within: Duration::from_secs(10), first_pause: Duration::from_millis(500) };
 
-/// Where an event is posted to. Its path may be a secret, and is shown nowhere.
+/// The URL that an event is posted to. Its path may be a secret, and is shown nowhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Webhook(Url);
 
@@ -113,10 +113,10 @@ impl FromStr for Webhook {
     }
 }
 
-/// How a process reaches webhooks, and shows that it is the one that posts.
+/// How a process reaches webhooks, and proves that it is the sender.
 #[derive(Debug, Clone, Default)]
 pub struct Sender {
-    /// PEM file with the authorities to trust; the system's own where none is named.
+    /// PEM file with the authorities to trust; the system's own if none is named.
     pub ca_file: Option<PathBuf>,
     /// What bodies are signed with.
     pub secret: Option<Secret>,
@@ -157,7 +157,7 @@ pub(super) async fn post(
     pace: Pace,
 ) -> Ended {
     static POSTED: AtomicU64 = AtomicU64::new(0);
-    // The same for all tries, so that who has got the first knows the second.
+    // The same for all tries, so a receiver that has got the first recognizes the second.
     let delivery = format!("{}-{}", process_name(), POSTED.fetch_add(1, Ordering::Relaxed));
     let deadline = Instant::now() + limit;
     let mut pause = pace.first_pause;
@@ -238,8 +238,8 @@ struct Answer {
 }
 
 impl Answer {
-    /// What it begins with, where it means that the event is delivered. That it was given is what counts: the
-    /// body may come late, or never.
+    /// What the answer begins with, if it means that the event is delivered. Only that it was given counts:
+    /// the body may come late, or never.
     async fn judge(self, place: &str) -> Result<String, Failure> {
         let status = self.status;
         let answer = beginning_of(self.body, Instant::now() + BODY_WITHIN).await;
@@ -281,7 +281,7 @@ mod tests {
     /// Far more than any of these takes on a busy machine.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Quick enough for a test; a try may take long, but for those that hang.
+    /// Quick enough for a test; a try may take long, unless it hangs.
     const QUICK: Pace = Pace { try_within: LIMIT, first_pause: Duration::from_millis(5) };
 
     /// What the server does with a connection.

@@ -28,9 +28,9 @@ const BATCH_MS: f64 = 100.0;
 /// What is about to happen.
 #[derive(Debug)]
 pub struct Plan {
-    /// What moves where.
+    /// Which slots move to which node.
     pub moves: Vec<Move>,
-    /// How each of them is handed over; none where the servers do that, or a daemon decides.
+    /// How each of them is handed over; none if the servers do that, or a daemon decides.
     cuts: Vec<HandoverPlan>,
     made: Instant,
     /// What is known of each of them.
@@ -39,13 +39,13 @@ pub struct Plan {
     pub method: Method,
     /// Why.
     pub why: String,
-    /// How long writes may be paused at once, in milliseconds; `None` where whimbrel does not pause them, or
-    /// a daemon's options say.
+    /// How long writes may be paused at once, in milliseconds; `None` if whimbrel does not pause them, or a
+    /// daemon's options say.
     pub max_pause_ms: Option<u64>,
     /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
-    /// milliseconds; `None` where nothing does.
+    /// milliseconds; `None` if nothing does.
     pub native_stall_ms: Option<u64>,
-    /// What a handover takes of that were there no writers.
+    /// What a handover takes of that without writers.
     pub need: PauseNeed,
     rate_keys: Option<u64>,
     rate_bytes: Option<u64>,
@@ -157,7 +157,7 @@ impl Plan {
         })
     }
 
-    /// How the moves are handed over: as shown, or found out again where the question was open for a while.
+    /// How the moves are handed over: as shown, or found out again if the question was open for a while.
     ///
     /// # Errors
     /// As [`service::plan_handovers`].

@@ -17,11 +17,11 @@ use crate::strangers::{self, Own, Wanted};
 /// Why the method is whimbrel's own unless something else is asked for.
 const PROMISES: &str = "it compares before each handover and bounds each pause";
 
-/// Why it is the servers' own where they hide what a node gave away.
+/// Why it is the servers' own if they hide what a node gave away.
 const HIDDEN: &str =
     "these servers hide keys of slots that a node gave away, and remove them by themselves after it";
 
-/// Why it is the servers' own where somebody says how long it may not move.
+/// Why it is the servers' own if the user says how long it may not move.
 const FIRST: &str = "the servers move slots themselves as long as they get on with it";
 
 /// What the slots of nodes are weighed by.
@@ -37,7 +37,7 @@ pub enum Weighing {
     Operations,
 }
 
-/// How somebody wants slots to move.
+/// How the user wants slots to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MethodRule {
     /// By those that promise most. Something that only whimbrel's own method knows may be asked for besides.
@@ -70,7 +70,7 @@ pub struct Situation {
     pub(super) survey: Survey,
     /// The primaries and what they own.
     pub shards: Vec<Shard>,
-    /// Who owns each slot.
+    /// Which slots each node owns.
     owners: BTreeMap<NodeId, usize>,
 }
 
@@ -78,7 +78,7 @@ impl Situation {
     /// Asks every node.
     ///
     /// # Errors
-    /// Where no node answers.
+    /// If no node answers.
     pub async fn find(deployment: &Deployment) -> Result<Situation> {
         let what = SurveyOptions { counts: Counted::Owned, activity: true };
         Ok(Situation::of(Survey::take_with(deployment, what).await?))
@@ -97,7 +97,7 @@ impl Situation {
     /// The node that a person means: by id, by the unique beginning of one, or by address.
     ///
     /// # Errors
-    /// `Options` where it is none of the primaries, or could be several; `Unfit` where it does not answer.
+    /// `Options` if it is none of the primaries, or could be several; `Unfit` if it does not answer.
     pub fn resolve(&self, text: &str) -> Result<NodeId> {
         let lower = text.to_ascii_lowercase();
         let primaries: Vec<&Surveyed> = self.survey.primaries().collect();
@@ -192,11 +192,11 @@ impl Situation {
         any.collect()
     }
 
-    /// No plan leaves out a primary that owns slots and does not answer: its slots would count for nobody,
+    /// No plan leaves out a primary that owns slots and does not answer: its slots would count as no node's,
     /// and their cluster may refuse commands meanwhile.
     ///
     /// # Errors
-    /// `Unfit` where there is one.
+    /// `Unfit` if there is one.
     pub fn refuse_silence(&self) -> Result<()> {
         let Some((_, state)) = self.survey.answering_primaries().next() else { return Ok(()) };
         for node in &self.survey.nodes {
@@ -215,7 +215,7 @@ impl Situation {
     /// Nothing may move while something else does with the same nodes or slots, or was left half-done there.
     ///
     /// # Errors
-    /// `Unfit` where that is so.
+    /// `Unfit` if that is so.
     pub fn refuse_trouble(&self, moves: &[Move]) -> Result<()> {
         let wanted = Wanted::of(moves);
         for node in &self.survey.nodes {
@@ -257,8 +257,8 @@ impl Situation {
     /// reason as soon as the nodes are looked at.
     ///
     /// # Errors
-    /// `Unfit` where a node lacks what is wished for, `Options` where nodes have different ones of it;
-    /// whatever keeps us from connecting to them.
+    /// `Unfit` if a node lacks what is wished for, `Options` if nodes have different ones of it; whatever
+    /// keeps us from connecting to them.
     pub async fn method(
         &self,
         deployment: &Deployment,

@@ -5,8 +5,8 @@
 //! deletes that before we remove it, the copy shows, and the key is back.
 //!
 //! So writes at the source are paused from before keys are read until they are removed. A pause ends by
-//! itself, and not every server allows one. Hence keys are removed at the source only where nobody wrote to
-//! them (`WATCH`), and where that fails the copies are taken back, unless a client has written to them at the
+//! itself, and not every server allows one. Hence keys are removed at the source only if no client wrote to
+//! them (`WATCH`), and if that fails the copies are taken back, unless a client has written to them at the
 //! target: what is written there counts.
 
 use std::collections::HashSet;
@@ -24,7 +24,7 @@ use whimbrel_wire::value::Value;
 use super::keys::{STUCK_MAX, Tally, give_up, next_batch, portions, read, wait_for_replicas};
 use crate::failpoint::{self, When};
 
-/// How long writes at the source are paused where nobody ends that, in milliseconds: a repair that is killed
+/// How long writes at the source are paused if nothing ends that, in milliseconds: a repair that is killed
 /// ends nothing.
 const PAUSE_MS: u64 = 3_000;
 
@@ -37,8 +37,8 @@ const REPLICAS_TIMEOUT_MS: u64 = 200;
 /// How often a key is tried again that was written to while it moved.
 const ATTEMPTS_MAX: usize = 50;
 
-/// How long it waits after keys of which none was found, at first and at most: they have expired, which the
-/// server notices in its own time, and only while writes are not paused.
+/// How long it waits if none of the keys was found, at first and at most: they have expired, which the server
+/// notices in its own time, and only while writes are not paused.
 const IDLE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// Moves what is left of a slot that `source` gives away and `target` takes in. What the target has under the
@@ -114,7 +114,7 @@ enum Moved {
     Refused(Bytes, ServerError),
 }
 
-/// Moves keys together. Where it fails writes at the source are paused until that ends by itself.
+/// Moves keys together. If it fails, writes at the source are paused until that ends by itself.
 async fn move_keys(source: &mut Link, target: &mut Link, keys: &[Bytes], absolute: bool) -> Result<Moved> {
     if keys.is_empty() {
         return Ok(Moved::All(0));
@@ -154,7 +154,7 @@ async fn move_keys(source: &mut Link, target: &mut Link, keys: &[Bytes], absolut
 /// Pauses writes at the source, and watches the keys. Says whether they are paused.
 async fn pause_and_watch(source: &mut Link, keys: &[Bytes]) -> Result<bool> {
     source.push_pause(PAUSE_MS);
-    // One by one: a command with several keys of which one has gone is answered with TRYAGAIN.
+    // One by one: if one key of several has gone, a command with them is answered with TRYAGAIN.
     for key in keys {
         source.push(&[b"WATCH", key]);
     }
@@ -212,7 +212,7 @@ async fn write(target: &mut Link, states: &[KeyState]) -> Result<(Vec<Bytes>, Op
     Ok((copies, refused))
 }
 
-/// Removes keys at the source, if nobody wrote to them since they are watched, and ends the pause.
+/// Removes keys at the source, if no client wrote to them since they were watched, and ends the pause.
 async fn remove(source: &mut Link, keys: &[Bytes], is_paused: bool) -> Result<Moved> {
     if is_paused {
         // A write waits under a pause, ours as well. It goes on before those that have waited longer, since

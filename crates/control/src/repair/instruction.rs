@@ -23,7 +23,7 @@ pub(super) fn slots_text(slots: &SlotSet) -> String {
 pub struct Instruction<'a> {
     /// The action.
     pub action: &'a Action,
-    /// Where the addresses are.
+    /// It has the addresses.
     pub survey: &'a Survey,
 }
 

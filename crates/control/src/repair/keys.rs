@@ -82,9 +82,9 @@ pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Resul
     Ok(keys.iter().filter(|key| held.contains(*key)).count() as u64)
 }
 
-/// Reads keys where they are, and leaves out those that are gone. Nobody writes to them there, or `WATCH`
-/// says that somebody has. The link may be one to an importing node: then `asking`. `absolute` where the node
-/// knows `PEXPIRETIME`.
+/// Reads keys where they are, and leaves out those that are gone. No client writes to them there, or `WATCH`
+/// says that one has. The link may lead to an importing node: then `asking`. `absolute` if the node knows
+/// `PEXPIRETIME`.
 pub(super) async fn read(
     link: &mut Link,
     keys: &[Bytes],
@@ -108,7 +108,7 @@ pub(super) async fn read(
     Ok(states)
 }
 
-/// Divides a batch where its values would be too large to hold together.
+/// Divides a batch if its values would be too large to hold together.
 pub(super) async fn portions(
     link: &mut Link,
     keys: &[Bytes],
@@ -118,7 +118,7 @@ pub(super) async fn portions(
     let replies = usage_of(link, keys, bytes_max, asking).await?;
     let sized = keys.iter().zip(replies).map(|(key, reply)| match reply {
         Value::Null => (key.clone(), 0),
-        // Where it cannot be known, a value is taken to be large.
+        // If its size cannot be known, a value is taken to be large.
         other => (key.clone(), other.as_int().map_or(bytes_max, i64::unsigned_abs)),
     });
     let groups = pack_within(sized.collect(), BATCH_KEYS, bytes_max);
@@ -162,8 +162,8 @@ pub(super) fn give_up(slot: Slot) -> Error {
 }
 
 /// Empties a slot on a node that imports it from its owner. What the owner has is right, whatever it is. Keys
-/// that it lacks are moved to it first, where `rescue` says so: written only where they are absent, and on
-/// its replicas before they are removed here.
+/// that it lacks are moved to it first, if `rescue` says so: written only if they are absent, and on its
+/// replicas before they are removed here.
 ///
 /// # Errors
 /// When a node does not answer, or refuses what it should not.
@@ -231,7 +231,7 @@ pub async fn empty_slot_of_replica(primary: &mut Link, replica: &mut Link, slot:
     for keys in slot_keys::all_names(replica, slot, count).await?.chunks(BATCH_KEYS) {
         for key in keys {
             primary.push(&[b"ASKING"]);
-            // A key that the primary has after all is none of our business, and is not touched.
+            // A key that the primary has after all is not ours, and is not touched.
             primary.push(&[b"SET", key, b"", b"NX", b"PX", b"60000"]);
         }
         primary.flush().await?;

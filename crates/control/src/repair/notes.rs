@@ -9,7 +9,7 @@ use whimbrel_engine::slot_keys;
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
-/// How long a note lasts that nobody removes, in milliseconds: a day.
+/// How long a note lasts if it is not removed, in milliseconds: a day.
 const LIFETIME_MS: &[u8] = b"86400000";
 
 /// Commands sent before their replies are read.
@@ -71,7 +71,7 @@ pub async fn find(owner: &mut Link, slots: &SlotSet) -> Result<SlotSet> {
     for (slot, reply) in slots.into_iter().zip(replies) {
         let is_there = match (reply.as_int(), ServerError::of(&reply).map(|said| said.code)) {
             (Some(number), _) => number == 1,
-            // Who does not own a slot yet refuses, and was not given keys in it either.
+            // A node that does not own a slot yet refuses, and was not given keys in it either.
             (None, Some(Code::Moved(..) | Code::Ask(..))) => false,
             // Without that note keys that are nowhere else would look like copies. A node of a cluster that
             // is down refuses to look for one, and lists all.

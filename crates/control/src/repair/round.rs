@@ -78,7 +78,7 @@ pub async fn plan(
     for action in &mut plan.actions {
         let Change::Empty { holder, owner, copied, fate } = &mut action.change else { continue };
         if matches!(action.why, Why::HiddenKeys { .. }) {
-            // In a slot that nobody owned they may be the only ones: none of them is a stray.
+            // In a slot without an owner they may be the only ones: none of them is a stray.
             let is_claimed = !action.slots.intersection(&claimed).is_empty();
             *fate = Some(strays.filter(|_| !is_claimed).unwrap_or(Fate::Move));
             continue;
@@ -136,7 +136,7 @@ fn refusal(survey: &Survey, own: &str) -> Option<String> {
 /// Refuses to repair a cluster in which something else moves slots.
 ///
 /// # Errors
-/// `Unfit` where that is so.
+/// `Unfit` if that is so.
 pub fn refuse_if_busy(deployment: &Deployment, survey: &Survey, own_name: &str) -> Result<()> {
     match refusal(survey, own_name) {
         None => Ok(()),
@@ -148,7 +148,7 @@ pub fn refuse_if_busy(deployment: &Deployment, survey: &Survey, own_name: &str) 
     }
 }
 
-/// Connections by which others see that a job is running. They last as long as they are held.
+/// Connections that show others that a job is running. They last as long as they are held.
 ///
 /// # Errors
 /// When a node does not answer.
@@ -156,7 +156,7 @@ pub async fn announce(deployment: &Deployment, survey: &Survey, own_name: &str) 
     let mut links = Vec::new();
     for (node, _) in survey.answering_primaries() {
         let mut link = deployment.open(&node.address, 0).await?;
-        // Where an ACL forbids it, others cannot see us; the marks of open slots still show us.
+        // If an ACL forbids it, others cannot see us; the marks of open slots still show us.
         link.ask(&[b"CLIENT", b"SETNAME", own_name.as_bytes()]).await?;
         links.push(link);
     }

@@ -27,7 +27,7 @@ const OPEN_SLOTS_MAX: usize = 256;
 /// Keys looked at to distinguish copies from the only ones.
 const EVIDENCE_KEYS_MAX: u64 = 4_096;
 
-/// How often and how long apart it is looked whether all nodes agree.
+/// How often and how long apart to check whether all nodes agree.
 const SETTLE_ROUNDS: u32 = 75;
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -46,7 +46,7 @@ const PATIENT_ROUNDS: u32 = 15;
 /// Carries out actions on one cluster.
 pub struct Repairer<'a> {
     deployment: &'a Deployment,
-    /// Where the addresses are.
+    /// It has the addresses.
     survey: &'a Survey,
     stop: &'a CancellationToken,
 }
@@ -176,8 +176,8 @@ impl<'a> Repairer<'a> {
         Ok(tally)
     }
 
-    /// Waits until every node that answers sees the owner. Where some still do not after a while, those are
-    /// notified one by one: on Redis 7.0 two nodes were seen to take each other for the owner for good.
+    /// Waits until every node that answers sees the owner. If some still do not after a while, those are
+    /// notified one by one: on Redis 7.0 two nodes were seen to take each other as the owner permanently.
     async fn settle(&self, slots: &SlotSet, owner: &NodeId) -> Result<()> {
         let mut notified = false;
         for round in 0..SETTLE_ROUNDS {
@@ -232,7 +232,7 @@ impl<'a> Repairer<'a> {
             let mut kept = SlotSet::new();
             for link in &mut links {
                 let view = ClusterView::ask(link).await?;
-                // One that follows another node by now is that one's to clear.
+                // A replica that follows another node by now is for that node to clear.
                 if view.me().primary.as_ref() == Some(primary) {
                     kept = kept.union(&view.me().marked_slots().intersection(slots));
                 }
@@ -248,16 +248,17 @@ impl<'a> Repairer<'a> {
             .with_remedy("see in the replica's log whether it follows its primary, and run repair again"))
     }
 
-    /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots
-    /// are those that it knows of, whatever the epochs; where one differs it sends the replica what it knows
-    /// of the owner of each. So each replica forgets one slot, and gets it back with that answer. (The other
-    /// way round, with the slot forgotten by who answers, Redis 7.0 loses it when the primary comes back.)
+    /// A replica repeats its primary's claim in all that it sends. A node that hears it says nothing if the
+    /// slots are those that it knows of, whatever the epochs; if one differs, it sends the replica what it
+    /// knows of the owner of each. So each replica forgets one slot, and gets it back with that answer. (The
+    /// other way round, with the slot forgotten by the node that answers, Redis 7.0 loses it when the primary
+    /// comes back.)
     async fn remind(&self, epoch: u64, replicas: &[NodeId], slots: &SlotSet) -> Result<()> {
         let lesson: SlotSet = slots.iter().take(1).collect();
         let mut links = Vec::new();
         for replica in replicas {
             let mut link = self.link(replica).await?;
-            // It may have heard since, and have been elected: what a primary forgets nobody serves.
+            // It may have heard since, and have been elected: a slot that a primary forgets is not served.
             let view = ClusterView::ask(&mut link).await?;
             if !view.me().is_primary() && view.me().config_epoch < epoch {
                 repair::forget_owners(&mut link, &lesson).await?;
@@ -348,12 +349,12 @@ impl<'a> Repairer<'a> {
             }
             tally.add(moved);
         }
-        // The new owner first: if the old one lost it first, nobody would have it for a moment.
+        // The new owner first: if the old one lost it first, no node would have it for a moment.
         let owned = SlotMark::Node(target.clone());
         self.mark(target, &done, owned.clone()).await?;
         self.mark(source, &done, owned).await?;
-        // The target's claim is announced by itself. That it stands is checked by the one that reads the
-        // cluster again.
+        // The target's claim is announced by itself. The caller that reads the cluster again checks that it
+        // stands.
         Ok(tally)
     }
 
@@ -384,8 +385,8 @@ impl<'a> Repairer<'a> {
         if slots.is_empty() {
             return Ok(Tally::default());
         }
-        // Keys that are to be moved are no copies, and must not look like them to another repair, should this
-        // one die. Where it fails the notes stay.
+        // Keys that are to be moved are no copies, and must not look like them to another repair, if this one
+        // dies. If it fails, the notes stay.
         if rescue {
             notes::write(&mut self.link(owner).await?, &slots).await?;
         }
@@ -429,7 +430,7 @@ impl<'a> Repairer<'a> {
         Ok(tally)
     }
 
-    /// Does something while `holder` imports `slots` from `owner`: only so it takes commands for them, and
+    /// Does something while `holder` imports `slots` from `owner`: only then it takes commands for them, and
     /// its replicas with it. The marks are cleared whatever comes of it.
     async fn opened<T>(
         &self,

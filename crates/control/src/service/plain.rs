@@ -39,8 +39,8 @@ const END_MS: u64 = 30_000;
 /// How often others are shown how the job stands, at most.
 const PUBLISH_PERIOD: Duration = Duration::from_millis(200);
 
-/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
-/// servers, or the next try, see to the rest.
+/// A job that is not an external one, as it is written down: only the goal, since the servers, or the next
+/// try, take care of the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlainRecord {
     /// The cluster, as `HOST:PORT`, without credentials.
@@ -64,7 +64,7 @@ pub struct PlainRecord {
     /// The slots, as ranges.
     #[serde(with = "slots_as_text")]
     pub slots: SlotSet,
-    /// How many keys they had when the job was made; 0 where nobody counted.
+    /// How many keys they had when the job was made; 0 if they were not counted.
     #[serde(default)]
     pub keys: u64,
     /// How long it waits for others that are at work at its nodes, in milliseconds.
@@ -72,8 +72,8 @@ pub struct PlainRecord {
     pub stall_ms: u64,
     /// Whether it was begun: a resumed job looks for what it had started.
     pub begun: bool,
-    /// What takes the place of the servers' own migration where that fails or does not move; `None` where
-    /// nothing does.
+    /// What takes the place of the servers' own migration if that fails or does not move; `None` if nothing
+    /// does.
     #[serde(default)]
     pub fallback: Option<Box<Fallback>>,
 }
@@ -103,7 +103,7 @@ impl PlainRecord {
             slots: self.slots.to_string(),
             moved: moved.to_string(),
             keys: self.keys,
-            // Neither the servers nor the classic way say so before a slot is there.
+            // Neither the servers nor the classic way report it before a slot is there.
             keys_moved: if *moved == self.slots { self.keys } else { 0 },
             method: self.method.name().to_owned(),
             phase: phase.to_string(),
@@ -131,7 +131,7 @@ pub struct Fallback {
 }
 
 impl Fallback {
-    /// As the settings have it; `None` where they have none.
+    /// As the settings have it; `None` if they have none.
     pub(super) fn of(settings: &Settings) -> Option<Box<Fallback>> {
         let native_stall_ms =
             settings.native_stall_ms.filter(|_| matches!(settings.method, Method::Native(_)))?;
@@ -178,12 +178,12 @@ struct Failure {
     error: Error,
 }
 
-/// What came of it, or how it goes on.
+/// Its result, or how it goes on.
 enum Came {
     Moved(Moved),
     Failed(Failure),
     FellBack(Box<Record>),
-    /// The servers may go on with it, for whatever reason: nobody knows what comes of it.
+    /// The servers may go on with it, for whatever reason: the outcome is unknown.
     Unsettled(Error),
 }
 
@@ -201,7 +201,7 @@ pub(super) async fn run(
     journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
     let outcome = async {
         let peers = peers(plain, deployment).await?;
-        // Since it was taken in somebody may have begun something there.
+        // Another job may have begun something there since this one was taken in.
         let applicant = Applicant {
             job: &plain.id,
             nodes: &peers,
@@ -307,7 +307,7 @@ async fn run_native(
         Some(why) => why.clone(),
         None => match watched(plain, kind, peers, journal, deployment, view, cancel).await {
             Ok(moved) => return Ok(Came::Moved(moved)),
-            // Somebody else's is no failure of ours, and is in the way of any method.
+            // A migration of another job is no failure of ours, and is in the way of any method.
             Err(e) if NativeMigration::is_busy(&e) => return Err(e),
             Err(e) => e.to_string(),
         },

@@ -17,7 +17,7 @@ use crate::naming::{JobName, process_name};
 use crate::options::TransferOptions;
 use crate::pause::{self, PauseNeed};
 
-/// How long the servers' own migration may not move where nobody says, in milliseconds.
+/// How long the servers' own migration may not move if the user does not say, in milliseconds.
 pub const NATIVE_STALL_MS: u64 = 30_000;
 
 /// Pairs of nodes that are connected to at the same time.
@@ -79,14 +79,14 @@ impl Method {
 pub struct Settings {
     /// How slots move.
     pub method: Method,
-    /// What external jobs may do, but for the longest pause.
+    /// What external jobs may do, except the longest pause.
     pub rules: Rules,
-    /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need,
-    /// where it is `None`.
+    /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need, if
+    /// it is `None`.
     pub max_pause_ms: Option<u64>,
     /// How external jobs move keys.
     pub transfer: TransferOptions,
-    /// How many keys their batches have at most; what suits the source where it is `None`.
+    /// How many keys their batches have at most; what suits the source if it is `None`.
     pub batch_keys: Option<u64>,
     /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
     /// milliseconds. `None`: nothing takes its place.
@@ -103,7 +103,7 @@ pub struct HandoverPlan {
     /// While a child of the source saves, they are fenced off by a bare fence. See
     /// [`Handover::minds_children`].
     pub minds_children: bool,
-    /// Batches, in their order: one where all slots go at once.
+    /// Batches, in their order: one if all slots go at once.
     pub parts: Vec<SlotSet>,
     /// What a pause needs.
     pub need: PauseNeed,
@@ -158,8 +158,8 @@ async fn checked_handover(deployment: &Deployment, planned: &Move) -> Result<Han
 /// How the slots of one move are cut, and what pause that needs.
 ///
 /// # Errors
-/// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
-/// handover. As [`Handover::open`].
+/// `Unfit` if all slots are to go at once and cannot, and if the longest pause is too short for any handover.
+/// As [`Handover::open`].
 pub(super) async fn divide_into_batches(
     deployment: &Deployment,
     planned: &Move,

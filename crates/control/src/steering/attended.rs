@@ -23,12 +23,12 @@ pub enum How<'a> {
     Ended(&'a str),
     /// It can go on. Why it does not, or nothing.
     Interrupted(&'a str),
-    /// Nothing was begun that anybody has to know of.
+    /// Nothing was begun that anybody has to know about.
     Forgotten,
 }
 
-/// A job that others see and can ask, until [`Attended::leave`]. Where that is not reached the job is listed
-/// as interrupted, as it stood last.
+/// A job that others see and can ask, until [`Attended::leave`]. If that is not reached, the job is listed as
+/// interrupted, as it stood last.
 #[derive(Debug)]
 pub struct Attended<S: Steered> {
     store: Store,
@@ -72,7 +72,7 @@ impl<S: Steered> Attended<S> {
     /// locked.
     ///
     /// # Errors
-    /// `Own` where the socket cannot be made; `Options` where another job has its name.
+    /// `Own` if the socket cannot be made; `Options` if another job has its name.
     pub async fn begin(store: &Store, steered: Arc<S>) -> Result<Attended<S>> {
         let job = steered.standing().await.job;
         let socket = Socket::bind(&store.socket(&job.id))?;
@@ -101,15 +101,15 @@ impl<S: Steered> Attended<S> {
         self.leave_after(how, || {}).await;
     }
 
-    /// As [`Attended::leave`], where something is done when that is written down, and before what is run at
-    /// its end, which may hang.
+    /// As [`Attended::leave`], but something is done once that is written down, and before the hooks of its
+    /// end, which may hang.
     pub(crate) async fn leave_after(mut self, how: How<'_>, finish: impl FnOnce()) {
         if let Some(hooks) = self.steered.hooks() {
             hooks.drain().await;
         }
         self.publishing.end().await;
-        // Nobody is answered any more, and it seems to be served until it is written down how it ended: it
-        // would be nobody's in between.
+        // No request is answered any more, and the job seems to be served until its end is written down:
+        // otherwise it would seem to be run by no process in between.
         let socket = self.serving.end().await;
         let now = stands(&*self.steered).await.map(|standing| standing.job);
         let Some(now) = now.or_else(|| self.store.find(&self.id)) else { return };
@@ -137,7 +137,7 @@ impl<S: Steered> Attended<S> {
 
 impl<S: Steered> Drop for Attended<S> {
     fn drop(&mut self) {
-        // Before the journal is closed, and somebody else can run the job.
+        // Before the journal is closed, and another process can run the job.
         self.file.remove();
     }
 }

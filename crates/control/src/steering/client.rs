@@ -15,17 +15,17 @@ use super::protocol::{
 };
 use crate::socket::short;
 
-/// How long a job may take to say hello: one that runs does so at once.
+/// How long a job may take to say hello: a running job does so at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a job may say nothing while it carries out a request: one that runs says every second or so how
-/// it stands.
+/// How long a job may say nothing while it carries out a request: a running job reports its state every
+/// second or so.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// How long it may take to find out how a job stands that is only looked at.
 const LOOKED_AT_WITHIN: Duration = Duration::from_secs(2);
 
-/// How a job stands; `None` where nobody runs it, or it does not answer within 2 s.
+/// The state of a job; `None` if no process runs it, or it does not answer within 2 s.
 pub async fn standing(socket: &Path) -> Option<Standing> {
     let (withdraw, within) = (CancellationToken::new(), LOOKED_AT_WITHIN);
     let call = Call { socket, request: Request::Status, within };
@@ -48,7 +48,7 @@ impl Call<'_> {
     /// cancelled the caller would rather not: the answer says whether that was in time.
     ///
     /// # Errors
-    /// `Own` where nobody runs the job, it belongs to another user, is stopped or hangs, ends before it
+    /// `Own` if no process runs the job, it belongs to another user, is stopped or hangs, ends before it
     /// answers, or does not answer in time.
     pub async fn make(
         &self,
@@ -107,7 +107,7 @@ impl Call<'_> {
     async fn connect(&self, ours: u32) -> io::Result<UnixStream> {
         let (name, _folder) = short(self.socket)?;
         let stream = UnixStream::connect(&name).await?;
-        // A process that can put a file into the folder need not be the one that is meant.
+        // A process that can put a file into the folder need not be the intended one.
         match stream.peer_cred()?.uid() == ours {
             true => Ok(stream),
             false => Err(io::Error::other("it belongs to another user")),

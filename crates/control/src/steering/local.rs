@@ -26,8 +26,8 @@ use crate::clock::now_s;
 use crate::hooks::JobHooks;
 use crate::store::{Kind, Status, Store};
 
-/// How long a server may be silent before a cutover is given up that has not begun; and how often that is
-/// looked at.
+/// How long a server may be silent before a cutover that has not begun is given up; and how often that is
+/// checked.
 const SILENT_MS_MAX: u64 = 30_000;
 const SILENCE_POLL: Duration = Duration::from_secs(1);
 
@@ -42,7 +42,7 @@ pub struct LocalJob {
     is_cancelled: AtomicBool,
     /// How fast its keys move.
     rates: Rates,
-    /// Where cutovers are asked for, of one that can be cut over.
+    /// Where cutovers are asked for, of a job that can be cut over.
     cutovers: Option<(mpsc::Sender<Ask>, Arc<SyncStatus>, Worded)>,
     /// A cutover that was ordered for later, and where that is written down.
     schedule: Schedule,
@@ -115,7 +115,7 @@ impl LocalJob {
         (self.look)().job.kind
     }
 
-    /// Whether somebody wants it to end for good.
+    /// Whether the user wants it to end permanently.
     fn is_cancelled(&self) -> bool {
         self.is_cancelled.load(Ordering::Acquire)
     }
@@ -232,8 +232,8 @@ fn fits(rates: &Rates, kind: Kind, change: &RateChange) -> std::result::Result<(
     Ok(())
 }
 
-/// Has a sync cut over, unless a server is silent. One that falls silent before anything is begun is waited
-/// for no longer than an answer takes at most.
+/// Has a sync cut over, unless a server is silent. If one falls silent before anything is begun, we wait for
+/// it no longer than an answer may take.
 async fn handed_over(
     cutovers: &mpsc::Sender<Ask>,
     status: &SyncStatus,
@@ -306,7 +306,7 @@ impl Steered for LocalJob {
                     return Err(Refusal::unsupported("only a sync can be cut over"));
                 };
                 let stood = self.schedule.order(store, id, scheduled)?;
-                // Should this process die now, others see it all the same.
+                // If this process dies now, others see it all the same.
                 store.publish(&Status { updated_s: now_s(), ..self.standing().await.job });
                 Ok(stood.into())
             }
@@ -372,21 +372,20 @@ pub enum Came {
     Short,
 }
 
-/// What came of a job, and whether somebody wanted it to end for good.
+/// What came of a job, and whether the user wanted it to end permanently.
 #[derive(Debug)]
 pub struct Attendance<T> {
     /// What it was.
     pub outcome: Result<T>,
-    /// Whether somebody did.
+    /// Whether the user did.
     pub is_cancelled: bool,
 }
 
-/// Runs a job, which others see and can ask meanwhile. When it has stopped and its journal is closed, those
-/// who asked get their answers, and it is written down how it ended. The journal of one that was cancelled is
-/// removed.
+/// Runs a job, which others see and can ask meanwhile. When it has stopped and its journal is closed, pending
+/// requests get their answers, and its end is written down. The journal of a cancelled job is removed.
 ///
 /// # Errors
-/// `Own` where its socket cannot be made, or that journal cannot be removed.
+/// `Own` if its socket cannot be made, or that journal cannot be removed.
 pub async fn attended<T, R: Serialize>(
     folder: &Path,
     job: LocalJob,

@@ -16,8 +16,8 @@
 //! A frame is its length, as four bytes, and a JSON document. Lengths and waits are bounded on both sides. A
 //! process that is stopped or hangs does not say hello, so what it was to be asked is never begun later.
 //!
-//! Only the user who runs the job can use the socket: it is closed to others, and both sides check whom they
-//! are connected to.
+//! Only the user who runs the job can use the socket: it is closed to others, and both sides check which user
+//! they are connected to.
 
 mod attended;
 mod client;

@@ -102,7 +102,7 @@ pub struct Standing {
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// How the job stands after it; `None` where that could not be found out in time.
+    /// How the job stands after it; `None` if that could not be found out in time.
     pub standing: Option<Standing>,
     /// What was done, or why it was not.
     pub outcome: Result<Value, Refusal>,
@@ -159,7 +159,7 @@ pub trait Steered: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Value, Refusal>> + Send;
 }
 
-/// How a job stands; `None` where it cannot say so in time.
+/// How a job stands; `None` if it cannot say so in time.
 pub(super) async fn stands(steered: &impl Steered) -> Option<Standing> {
     timeout(STANDING_WITHIN, steered.standing()).await.ok()
 }
@@ -170,7 +170,7 @@ pub(super) async fn stands(steered: &impl Steered) -> Option<Standing> {
 pub(super) enum Message {
     /// Ask.
     Hello,
-    /// It is being done; `None` where it cannot say how it stands.
+    /// It is being done; `None` if it cannot say how it stands.
     Working(Option<Box<Standing>>),
     /// What came of it.
     Done(Box<Answer>),

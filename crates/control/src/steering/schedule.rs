@@ -20,7 +20,7 @@ use super::protocol::{Refusal, Scheduled, Standing, Why};
 use crate::clock::now_s;
 use crate::store::{Status, Store, What};
 
-/// How often it is looked whether it is due.
+/// How often to check whether it is due.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// Why another pause is not allowed.
@@ -44,7 +44,7 @@ struct Order {
     scheduled: Option<Scheduled>,
     /// When it was tried last.
     tried: Option<Instant>,
-    /// Takes back one that is being tried.
+    /// Takes back a cutover that is being tried.
     withdrawn: CancellationToken,
 }
 
@@ -76,7 +76,7 @@ impl Schedule {
     /// Takes an order, or takes it back, once that is written down. Says whether one stood before.
     ///
     /// # Errors
-    /// Where it cannot be, where its time has passed, and for one that would hand nothing over.
+    /// If it cannot be ordered, if its time has passed, or if it would hand nothing over.
     pub(super) fn order(
         &self,
         store: &Store,
@@ -105,10 +105,10 @@ impl Schedule {
     }
 
     /// Allows another pause than was ordered, once that is written down. A cutover that is being tried goes
-    /// on as it was begun; one that waits to be tried again does not wait longer.
+    /// on as it was begun; a cutover that waits to be tried again does not wait longer.
     ///
     /// # Errors
-    /// Where nothing is ordered, or it cannot be written down.
+    /// If nothing is ordered, or it cannot be written down.
     pub(super) fn allow_pause(
         &self,
         store: &Store,
@@ -125,7 +125,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Takes back what is ordered, where that is still `expired`.
+    /// Takes back what is ordered, if that is still `expired`.
     fn expire(&self, store: &Store, id: &str, expired: &Scheduled) -> std::result::Result<(), Refusal> {
         let _changing = self.changing.lock();
         if self.get().as_ref() != Some(expired) {
@@ -137,7 +137,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Has a job `cut_over` when that is due by how it `stands`. What comes of it is an event of the job.
+    /// Has a job `cut_over` when that is due by how it `stands`. Its result is an event of the job.
     pub(super) async fn carry_out(
         &self,
         (store, id): (&Store, &str),
@@ -157,7 +157,8 @@ impl Schedule {
             let pause_ms = standing.details["status"]["pause_estimate_ms"].as_u64();
             match when.due(now_s(), pause_ms, options.max_pause_ms) {
                 Due::At(_) | Due::OnceReady => continue,
-                // One that was resumed just now has to see what was written meanwhile, which may take long.
+                // A sync that was resumed just now has to see what was written meanwhile, which may take
+                // long.
                 Due::Now if standing.job.phase != SyncPhase::Following.to_string() => continue,
                 Due::Now if tried.is_some_and(|tried| tried.elapsed() < TRIED_AGAIN_AFTER) => continue,
                 Due::Now => {}
@@ -198,10 +199,10 @@ fn keep(store: &Store, id: &str, scheduled: Option<&Scheduled>) -> std::result::
     })
 }
 
-/// Takes back what was ordered of a sync that nobody runs. Says whether anything was.
+/// Takes back what was ordered of a sync that no process runs. Says whether anything was.
 ///
 /// # Errors
-/// Where it cannot be removed.
+/// If it cannot be removed.
 pub(crate) fn take_back(store: &Store, status: &Status) -> Result<bool> {
     let stood = store.schedule::<Scheduled>(&status.id).is_ok_and(|known| known.is_some());
     let kept = store.keep_schedule(&status.id, None::<&Scheduled>);

@@ -82,16 +82,16 @@ impl Drop for SocketFile {
 pub struct Socket {
     file: Arc<SocketFile>,
     listener: UnixListener,
-    /// Who may ask.
+    /// The user that may ask.
     uid: u32,
 }
 
 impl Socket {
-    /// Takes the place of a socket that a killed process has left: only the one that has the job's journal
-    /// open may call this.
+    /// Takes the place of a socket that a killed process has left: only the process that has the job's
+    /// journal open may call this.
     ///
     /// # Errors
-    /// `Own` where the socket cannot be made.
+    /// `Own` if the socket cannot be made.
     pub fn bind(path: &Path) -> Result<Socket> {
         let fail = |e: io::Error| Error::own(format!("take requests at {}", path.display()), e);
         let bind = || {
@@ -182,7 +182,7 @@ async fn attend<S: Steered>(mut stream: UnixStream, uid: u32, steered: Arc<S>) -
         tokio::select! {
             biased;
             outcome = doing.join_next() => break outcome,
-            // It says so, has gone, or says what nobody understands.
+            // It says so, has gone, or says something unknown.
             _ = &mut listening, if !withdrawn.is_cancelled() => withdrawn.cancel(),
             _ = beats.tick() => {
                 let standing = stands(&*steered).await.map(Box::new);
@@ -300,7 +300,7 @@ mod tests {
         assert!(running.job.begun.lock().is_empty());
         let (path, job) = (running.path.clone(), running.job.clone());
         let call = Call { socket: &path, request: Request::Pause, within: PATIENCE };
-        // It is heard of before it is done.
+        // It is reported before it is done.
         let answer = call.make(&CancellationToken::new(), |_| job.may_go_on.notify_one()).await;
         assert_eq!(answer.expect("it answers").outcome, Ok(json!("done")));
         assert_eq!(*running.job.begun.lock(), [Request::Pause]);

@@ -9,8 +9,8 @@
 //! - `ID.schedule`: a cutover that was ordered for later, see [`crate::steering::Scheduled`];
 //! - `ID.socket`: where the process that runs it takes requests, see [`crate::steering`];
 //! - `names.lock`: held by the process that is about to give jobs their names;
-//! - `ID.job`: for one that moves slots its journal, a redb file. The process that runs the job has it open,
-//!   and locked. Other kinds have theirs in the state folder, see `whimbrel_flow::journal`.
+//! - `ID.job`: for a job that moves slots, its journal, a redb file. The process that runs the job has it
+//!   open, and locked. Other kinds have theirs in the state folder, see `whimbrel_flow::journal`.
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.
 
@@ -45,7 +45,7 @@ const FORMAT: &str = "1";
 /// Journals above this number are not listed: the folder is not ours alone.
 const JOBS_MAX: usize = 10_000;
 
-/// How often jobs are listed again where one has just gone.
+/// How often jobs are listed again if one has just gone.
 const LISTED_TRIES: usize = 3;
 
 /// How long all journals together may be open elsewhere while jobs are listed.
@@ -75,7 +75,7 @@ impl Store {
     /// Makes the journal of a new job.
     ///
     /// # Errors
-    /// `Own` where the folder or file cannot be made, or a job of that name exists.
+    /// `Own` if the folder or file cannot be made, or a job of that name exists.
     pub fn create(&self, id: &str) -> Result<Journal> {
         std::fs::create_dir_all(&self.folder).map_err(|e| self.fail(id, &e))?;
         let path = self.path(id, "job");
@@ -85,7 +85,7 @@ impl Store {
         let documents = RedbDocuments::create(&path).map_err(|e| match e {
             OpenError::InUse => self.fail(id, &"a job of this name exists"),
             OpenError::Failed(e) => {
-                // Half of it, where the disk is full.
+                // It may be half written, if the disk is full.
                 drop(std::fs::remove_file(&path));
                 self.fail(id, &e)
             }
@@ -96,10 +96,10 @@ impl Store {
         Ok(journal)
     }
 
-    /// Opens the journal of a job that nobody runs.
+    /// Opens the journal of a job that no process runs.
     ///
     /// # Errors
-    /// `Own` where there is none, somebody runs it, or it cannot be read.
+    /// `Own` if there is none, a process runs it, or it cannot be read.
     pub fn open(&self, id: &str) -> Result<Journal> {
         let path = self.path(id, "job");
         if !path.exists() {
@@ -121,7 +121,7 @@ impl Store {
     /// All jobs, the newest last. Files that are none are left out.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read.
+    /// `Own` if the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>> {
         let until = Instant::now() + LOOKED_WITHIN;
         let mut entries: Vec<Entry> =
@@ -181,19 +181,19 @@ impl Store {
         Ok((found, is_gone))
     }
 
-    /// Jobs of the cluster that have not ended and that nobody runs, by name.
+    /// Jobs of the cluster that have not ended and that no process runs, by name.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read.
+    /// `Own` if the folder cannot be read.
     pub fn interrupted_of(&self, cluster: &str) -> Result<Vec<String>> {
         let left = |entry: &Entry| entry.is_interrupted() && entry.status.cluster == cluster;
         Ok(self.list()?.into_iter().filter(left).map(|entry| entry.status.id).collect())
     }
 
-    /// The sync that runs and whose name is `wanted`, or begins so; where that is empty, the only one.
+    /// The sync that runs and whose name is `wanted`, or begins so; if that is empty, the only one.
     ///
     /// # Errors
-    /// `Options` where there is none, or more than one; `Own` where the folder cannot be read.
+    /// `Options` if there is none, or more than one; `Own` if the folder cannot be read.
     pub fn running_sync(&self, wanted: &str) -> Result<Status> {
         let is_it = |entry: &Entry| {
             entry.status.kind == Kind::Sync && entry.running && entry.status.is_called(wanted)
@@ -225,17 +225,18 @@ impl Store {
         runs.max_by_key(|one| (status(one).id == name, status(one).created_s))
     }
 
-    /// How a job stood when that was last written down; `None` where it never was.
+    /// How a job stood when that was last written down; `None` if it never was.
     pub fn find(&self, id: &str) -> Option<Status> {
         serde_json::from_str(&std::fs::read_to_string(self.path(id, "json")).ok()?).ok()
     }
 
-    /// A job of this name, and whether a process runs it; `None` where there is none.
+    /// A job of this name, and whether a process runs it; `None` if there is none.
     pub fn entry(&self, id: &str) -> Option<Entry> {
         self.entry_of(self.find(id)?, Instant::now() + LOOKED_WITHIN)
     }
 
-    /// The job with whether a process runs it; `None` for one that is over although nobody could say so.
+    /// The job with whether a process runs it; `None` for a job that is over although no process could record
+    /// that.
     fn entry_of(&self, published: Status, until: Instant) -> Option<Entry> {
         match published.kind {
             _ if published.ended => Some(Entry { status: published, running: false }),
@@ -253,7 +254,7 @@ impl Store {
         self.folder.parent().is_some_and(|state_dir| journal::exists(state_dir, id))
     }
 
-    /// Whether a process has the job open; where none has, what was written down last is what counts.
+    /// Whether a process has the job open; if none has, what was written down last counts.
     fn entry_of_journal(&self, published: Status, until: Instant) -> Entry {
         let id = published.id.clone();
         if self.is_served(&id) {
@@ -272,12 +273,12 @@ impl Store {
         Entry { status: saved.unwrap_or(published), running: false }
     }
 
-    /// Where the process that runs a job takes requests.
+    /// The socket on which the process that runs a job takes requests.
     pub fn socket(&self, id: &str) -> PathBuf {
         self.path(id, "socket")
     }
 
-    /// Whether a process takes requests there; also where it is stopped or hangs.
+    /// Whether a process takes requests there; even if it is stopped or hangs.
     pub fn is_served(&self, id: &str) -> bool {
         is_served(&self.socket(id))
     }
@@ -290,7 +291,7 @@ impl Store {
         self.publish_after(self.find(&status.id).as_ref(), status);
     }
 
-    /// Likewise, where it stood so `before`.
+    /// Likewise, if `before` is its state so far.
     fn publish_after(&self, before: Option<&Status>, status: &Status) {
         let publish = || {
             std::fs::create_dir_all(&self.folder)?;
@@ -312,7 +313,7 @@ impl Store {
         self.note(id, What::Resumed { by: status::begun_by() });
     }
 
-    /// Notes that somebody has had a job `done`. Nothing depends on it, so a failure is no error.
+    /// Notes that a job was asked to be `done`. Nothing depends on it, so a failure is no error.
     pub(crate) fn note_asked(&self, id: &str, done: &str, on_behalf: Option<&str>, rates: RatesNow) {
         let by = on_behalf.map_or_else(status::begun_by, on_behalf_of);
         self.note(id, What::Asked { done: done.to_owned(), by, rates });
@@ -362,12 +363,12 @@ impl Store {
         }
     }
 
-    /// What came of a job; `None` where it has not ended, or that was not written down.
+    /// What came of a job; `None` if it has not ended, or that was not written down.
     pub fn report(&self, id: &str) -> Option<Value> {
         serde_json::from_str(&std::fs::read_to_string(self.path(id, "report")).ok()?).ok()
     }
 
-    /// Writes down a cutover that was ordered for later; `None` where none is, or no more.
+    /// Writes down a cutover that was ordered for later; `None` if none is ordered, or none any more.
     ///
     /// # Errors
     /// Whatever the file system reports.
@@ -382,7 +383,7 @@ impl Store {
     /// A cutover that was ordered for later, if any was.
     ///
     /// # Errors
-    /// Whatever the file system reports, and where it cannot be understood.
+    /// Whatever the file system reports, or if it cannot be understood.
     pub(crate) fn schedule<T: DeserializeOwned>(&self, id: &str) -> std::io::Result<Option<T>> {
         match std::fs::read_to_string(self.path(id, "schedule")) {
             Ok(text) => Ok(Some(serde_json::from_str(&text)?)),
@@ -391,7 +392,7 @@ impl Store {
         }
     }
 
-    /// What happened to a job, the oldest first; empty where that was not written down.
+    /// What happened to a job, the oldest first; empty if that was not written down.
     pub fn events(&self, id: &str) -> Vec<Event> {
         trace::read(&self.path(id, "events"))
     }
@@ -423,7 +424,7 @@ impl Store {
     /// Forgets all jobs that have ended; how many.
     ///
     /// # Errors
-    /// `Own` where the folder cannot be read, or a file cannot be removed.
+    /// `Own` if the folder cannot be read, or a file cannot be removed.
     pub fn remove_ended(&self) -> Result<u64> {
         let ended: Vec<Entry> = self.list()?.into_iter().filter(|entry| entry.status.ended).collect();
         ended.iter().try_for_each(|entry| self.remove(&entry.status.id))?;
@@ -433,7 +434,7 @@ impl Store {
     /// Forgets a job.
     ///
     /// # Errors
-    /// `Own` where a file cannot be removed.
+    /// `Own` if a file cannot be removed.
     pub fn remove(&self, id: &str) -> Result<()> {
         let mut all = ["job", "json", "events", "report", "schedule"].into_iter();
         all.try_for_each(|ending| remove_if_there(&self.path(id, ending))).map_err(|e| self.fail(id, &e))
@@ -480,7 +481,7 @@ impl Journal {
     /// [published](Journal::publish) is what others see.
     ///
     /// # Errors
-    /// `Own` where it cannot be written: a full disk, for example. The job must stop then.
+    /// `Own` if it cannot be written: a full disk, for example. The job must stop then.
     pub fn save(&self, job: &impl Serialize, status: Option<&Status>) -> Result<()> {
         self.try_save(job, status).map_err(|e| self.fail(&e))
     }
@@ -500,7 +501,7 @@ impl Journal {
     /// What was written last.
     ///
     /// # Errors
-    /// `Own` where there is nothing, or it cannot be understood.
+    /// `Own` if there is nothing, or it cannot be understood.
     pub fn load<T: DeserializeOwned>(&self) -> Result<T> {
         let text = self.read("job")?.ok_or_else(|| self.fail(&"it is empty"))?;
         serde_json::from_str(&text).map_err(|e| self.fail(&e))
@@ -583,7 +584,7 @@ mod tests {
         let origin = Origin { begun_by: Some(status::user()), plan: None };
         let status = Status { origin, pid: Some(std::process::id()), ..status };
         assert_eq!(store.list().expect("listed"), [Entry { status: status.clone(), running: true }]);
-        // Of a process that dies the journal shows where it was.
+        // If a process dies, the journal shows how far it was.
         let later = Status { phase: "Draining".to_owned(), ..status };
         journal.save(&vec![1], Some(&later)).expect("saved");
         drop(journal);
@@ -626,7 +627,7 @@ mod tests {
         assert!(!listed.iter().any(|entry| entry.status.id == "copy-1-11"));
     }
 
-    /// Who had it begun is known to the end, also where what writes its standing down does not know it.
+    /// Who had it begun is known to the end, even if what writes its standing down does not know it.
     #[test]
     fn who_had_a_job_begun_is_kept() {
         let (_folder, store) = store();
@@ -641,7 +642,7 @@ mod tests {
         assert_eq!(store.find("m-1").expect("there").origin, origin);
         let name = store.end(&Status { ended: true, ..plain.clone() });
         assert_eq!(store.find(&name).expect("kept").origin, origin);
-        // The next run of the same name is somebody else's.
+        // The next run of the same name is another one's.
         store.publish(&Status { created_s: 8, ..plain });
         let own = Origin { begun_by: Some(status::user()), plan: None };
         assert_eq!(store.find("m-1").expect("there").origin, own);
@@ -743,7 +744,7 @@ mod tests {
         assert_eq!(find("sync-1").as_deref(), Some("sync-1"), "the one that is there comes first");
     }
 
-    /// One whose process was killed is listed while there is something to go on with.
+    /// A job whose process was killed is listed while there is something to continue.
     #[test]
     fn a_copy_without_its_journal_is_over() {
         let (folder, store) = store();

@@ -17,11 +17,11 @@ const LISTED_WITHIN: Duration = Duration::from_secs(5);
 const TRIED_EVERY: Duration = Duration::from_millis(20);
 
 impl Store {
-    /// Refuses names that belong to jobs that have not ended, but for the job `own`, and those that jobs have
-    /// of themselves.
+    /// Refuses names that belong to jobs that have not ended, except the job `own`, and names that jobs have
+    /// by default.
     ///
     /// # Errors
-    /// `Options`, in a line that names the job; `Own` where the folder cannot be read.
+    /// `Options`, in a line that names the job; `Own` if the folder cannot be read.
     pub fn refuse_taken(&self, names: impl IntoIterator<Item: AsRef<str>>, own: &str) -> Result<()> {
         let mut names = names.into_iter().peekable();
         if names.peek().is_none() {
@@ -41,10 +41,10 @@ impl Store {
         Ok(())
     }
 
-    /// Nobody else gives jobs of this folder their names until what is returned is dropped.
+    /// No other task gives jobs of this folder their names until the returned lock is dropped.
     ///
     /// # Errors
-    /// `Own` where that takes others too long, or the folder cannot be written.
+    /// `Own` if that takes others too long, or the folder cannot be written.
     pub(crate) async fn lock_names(&self) -> Result<Flock<File>> {
         let fail = |what: &dyn std::fmt::Display| self.fail("names", what);
         std::fs::create_dir_all(&self.folder).map_err(|e| fail(&e))?;

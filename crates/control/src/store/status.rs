@@ -80,7 +80,7 @@ pub struct Status {
     /// Addresses of the cluster's primaries when the job was made, likewise.
     #[serde(default)]
     pub nodes: Vec<String>,
-    /// The source, as `HOST:PORT` without credentials; where slots move, its node id.
+    /// The source, as `HOST:PORT` without credentials; if slots move, its node id.
     pub source: String,
     /// The target, likewise.
     pub target: String,
@@ -90,24 +90,24 @@ pub struct Status {
     /// The slots that have been handed over.
     #[serde(default)]
     pub moved: String,
-    /// How many keys the job is about; 0 where nobody counted.
+    /// How many keys the job is about; 0 if they were not counted.
     #[serde(default)]
     pub keys: u64,
     /// How many of them are done with.
     #[serde(default)]
     pub keys_moved: u64,
-    /// Bytes that wait to be sent, where the servers' own migration reports them; 0 otherwise.
+    /// Bytes that wait to be sent, if the servers' own migration reports them; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub remaining_bytes: u64,
     /// Of a move of slots: `external`, `native` or `legacy`.
     #[serde(default)]
     pub method: String,
-    /// Why the servers' own migration was left for this method, where the job was begun by that.
+    /// Why the servers' own migration was left for this method, if the job was begun by that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fell_back: Option<String>,
     /// The phase it is in.
     pub phase: String,
-    /// Why it failed, or what it waits for; empty where there is nothing to say.
+    /// Why it failed, or what it waits for; empty if there is nothing to say.
     pub message: String,
     /// When it was made and last changed, in seconds since the epoch.
     pub created_s: u64,
@@ -115,10 +115,10 @@ pub struct Status {
     pub updated_s: u64,
     /// True once nothing is left to be done for it.
     pub ended: bool,
-    /// The process that runs it, or ran it last; `None` where that was not written down.
+    /// The process that runs it, or ran it last; `None` if that was not written down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// What goes on with it, as arguments for whimbrel; empty where it is the same for all of its kind, or
+    /// What goes on with it, as arguments for whimbrel; empty if it is the same for all of its kind, or
     /// nothing can.
     #[serde(default)]
     pub again: Vec<String>,
@@ -128,11 +128,11 @@ pub struct Status {
     /// When a cutover is due that was ordered for later, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduled: Option<String>,
-    /// Where it listens, for one that serves clients.
+    /// The address that it listens on, if it serves clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
-    /// How to name the source again, where its address is not enough: with user, TLS and database, and
-    /// without a password.
+    /// How to name the source again, if its address is not enough: with user, TLS and database, and without a
+    /// password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_url: Option<String>,
     /// The target, likewise.
@@ -161,7 +161,7 @@ pub const BEGUN_BY: &str = "WHIMBREL_BEGUN_BY";
 /// The longest that is kept of it, in characters.
 const BEGUN_BY_MAX: usize = 100;
 
-/// Who has jobs begun that this process runs: its user, and on whose behalf, where that was given.
+/// Who began the jobs that this process runs: its user, and on whose behalf, if that was given.
 pub(super) fn begun_by() -> String {
     match std::env::var(BEGUN_BY) {
         Ok(name) if !name.is_empty() => on_behalf_of(&name),
@@ -176,7 +176,7 @@ pub fn on_behalf_of(name: &str) -> String {
     format!("{}, as {}", seen.take(BEGUN_BY_MAX).collect::<String>(), user())
 }
 
-/// The user of this process: the name, or the number of one that has none.
+/// The user of this process: the name, or the number of a user without a name.
 pub(super) fn user() -> String {
     let id = nix::unistd::geteuid();
     nix::unistd::User::from_uid(id).ok().flatten().map_or_else(|| id.to_string(), |user| user.name)
@@ -203,7 +203,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether nobody runs the job and it has not ended.
+    /// Whether no process runs the job and it has not ended.
     pub fn is_interrupted(&self) -> bool {
         !self.status.ended && !self.running
     }
@@ -223,8 +223,8 @@ fn slots_in(ranges: &str) -> usize {
 }
 
 impl Status {
-    /// The same, begun by those that are `known` where it does not say itself. Another run of the same name
-    /// is none of theirs.
+    /// The same, with the origin of `known` if it names none itself. Another run of the same name has another
+    /// origin.
     #[must_use]
     pub(crate) fn with_origin_of(mut self, known: Option<&Status>) -> Status {
         if let Some(known) = known.filter(|known| known.created_s == self.created_s) {
@@ -235,12 +235,12 @@ impl Status {
         self
     }
 
-    /// The name under which it is kept once it has ended, where its next run has the same as this one.
+    /// The name under which it is kept once it has ended, if its next run has the same name.
     pub(crate) fn kept_as(&self) -> String {
         format!("{}-{:x}", self.id, self.created_s)
     }
 
-    /// The name that it had while it ran, of one that is kept under another name since it ended.
+    /// The name that the job had while it ran, if it has been kept under another name since it ended.
     pub fn run_of(&self) -> Option<&str> {
         let name = self.id.strip_suffix(&format!("-{:x}", self.created_s))?;
         self.ended.then_some(name)
@@ -266,8 +266,8 @@ impl Status {
         [Some(&self.id), self.name.as_ref()].into_iter().flatten().any(|name| name.starts_with(beginning))
     }
 
-    /// The same with the name that its user gives it now; one that goes on keeps the name that it had where
-    /// none is given. The command that goes on with it has the name as well.
+    /// The same with the name that its user gives it now; a continued job keeps its name if none is given.
+    /// The command that continues it has the name as well.
     #[must_use]
     pub fn named(self, given: Option<&JobName>) -> Status {
         let name = given.map(ToString::to_string).or_else(|| self.name.clone());
@@ -275,7 +275,7 @@ impl Status {
         Status { name, ..self.going_on_with("name", again) }
     }
 
-    /// The same, whose command that goes on with it has this option as well, where it has a value.
+    /// The same; the command that continues it has this option as well, if it has a value.
     #[must_use]
     pub fn going_on_with(mut self, option: &str, value: Option<impl ToString>) -> Status {
         if let Some(value) = value.filter(|_| !self.again.is_empty()) {
@@ -301,7 +301,7 @@ impl Status {
             .going_on_with("max-load", *max_load)
     }
 
-    /// The same, whose command that goes on with it has this switch as well, where it `is_on`.
+    /// The same; the command that continues it has this switch as well, if it `is_on`.
     #[must_use]
     pub fn going_on_switched(mut self, switch: &str, is_on: bool) -> Status {
         if is_on && !self.again.is_empty() {
@@ -325,13 +325,13 @@ impl Status {
         slots_in(&self.moved)
     }
 
-    /// The share of keys that are done with; `None` where nobody counted them.
+    /// The share of keys that are done with; `None` if they were not counted.
     pub fn percent(&self) -> Option<u64> {
         let share = |total: u64| (u128::from(self.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
         (self.keys > 0).then(|| share(self.keys))
     }
 
-    /// From where to where, for people: nodes of a cluster by the beginning of their ids.
+    /// Source and target, for people: nodes of a cluster by the beginning of their ids.
     pub fn between(&self) -> String {
         let short = |id: &str| match self.kind {
             Kind::Move => id.get(..8).unwrap_or(id).to_owned(),

@@ -63,12 +63,12 @@ pub enum What {
         /// Which.
         percent: u64,
     },
-    /// Somebody has paused or resumed it, or set its rates.
+    /// It was paused or resumed, or its rates were set.
     Steered {
         /// How they are since.
         rates: RatesNow,
     },
-    /// Somebody has asked for that.
+    /// A user has asked for that.
     Asked {
         /// What the job did: `paused`, `resumed` or `set`.
         done: String,
@@ -88,7 +88,7 @@ pub enum What {
     },
     /// A cutover was ordered for later, or that was taken back.
     Scheduled {
-        /// When, in words; `None` where it was taken back.
+        /// When, in words; `None` if it was taken back.
         when: Option<String>,
     },
     /// A cutover that was due has not come about.
@@ -149,7 +149,7 @@ pub enum HookEnd {
         /// How long it had, in milliseconds.
         after_ms: u64,
     },
-    /// It is a webhook, and nobody has taken what was posted.
+    /// It is a webhook, and no receiver has taken what was posted.
     NotDelivered {
         /// How often it was tried.
         tries: u32,
@@ -262,7 +262,7 @@ pub(super) fn append(path: &Path, events: impl IntoIterator<Item = Event>) -> io
     }
 }
 
-/// Adds to the file; to one that is too long in a new one with its newer half.
+/// Adds to the file; if that is too long, to a new file with its newer half.
 fn put(path: &Path, file: &mut File, is_long: bool, text: String) -> io::Result<()> {
     if !is_long {
         return file.write_all(text.as_bytes());

@@ -11,14 +11,14 @@ use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::{Replies, Reply};
 
 /// Addresses of ours that replies are kept for. All of a machine's loopback network reaches us, so there may
-/// be more than anybody needs.
+/// be more than clients need.
 const ADDRESSES_MAX: usize = 8;
 
 /// What is shown on the ports of nodes.
 #[derive(Debug, Default)]
 pub(super) struct Announced {
     ports: BTreeMap<NodeId, u16>,
-    /// For each address of ours that somebody has come by.
+    /// For each address of ours that a client has come by.
     shown: BTreeMap<IpAddr, Shown>,
 }
 

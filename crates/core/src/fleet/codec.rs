@@ -1,6 +1,6 @@
 //! Messages and records as bytes: numbers in groups of seven bits, so that a change takes about ten bytes.
 //!
-//! What is read may come from anybody, so every count is bounded before anything is made for it, and a
+//! What is read may come from any process, so every count is bounded before anything is made for it, and a
 //! message has to end where its bytes end.
 
 use thiserror::Error;
@@ -67,7 +67,7 @@ impl ToMember {
     /// Reads one message that takes all of the bytes.
     ///
     /// # Errors
-    /// [`Malformed`] where they are anything else.
+    /// [`Malformed`] if they are anything else.
     pub fn decode(bytes: &[u8]) -> Result<ToMember, Malformed> {
         let mut from = Reader(bytes);
         let term = from.number()?;
@@ -123,7 +123,7 @@ impl ToCoordinator {
     /// Reads one message that takes all of the bytes.
     ///
     /// # Errors
-    /// [`Malformed`] where they are anything else.
+    /// [`Malformed`] if they are anything else.
     pub fn decode(bytes: &[u8]) -> Result<ToCoordinator, Malformed> {
         let mut from = Reader(bytes);
         let (member, term) = (from.member()?, from.number()?);
@@ -170,7 +170,7 @@ impl Record {
     /// Reads one record that takes all of the bytes.
     ///
     /// # Errors
-    /// [`Malformed`] where they are anything else.
+    /// [`Malformed`] if they are anything else.
     pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         let mut from = Reader(bytes);
         let record = match from.number()? {
@@ -197,7 +197,7 @@ impl Move {
     /// Reads one move from the beginning of the bytes, and returns what follows it.
     ///
     /// # Errors
-    /// [`Malformed`] where there is none.
+    /// [`Malformed`] if there is none.
     pub fn decode(bytes: &[u8]) -> Result<(Move, &[u8]), Malformed> {
         let mut from = Reader(bytes);
         let moving = from.moving()?;

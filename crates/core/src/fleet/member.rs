@@ -80,9 +80,9 @@ pub struct Member {
 }
 
 impl Member {
-    /// A process that wants to be a member. `token` is a random number that nobody else has, nor a few of the
-    /// following ones; `weight` is its part of the work in relation to others; what is not answered is said
-    /// again after `retry_ms`.
+    /// A process that wants to be a member. `token` is a random number; no other process has it or the next
+    /// few; `weight` is its part of the work in relation to others; what is not answered is sent again after
+    /// `retry_ms`.
     pub fn new(token: u64, weight: u32, retry_ms: u64) -> Member {
         Member {
             token,
@@ -139,8 +139,8 @@ impl Member {
         self.outgoing.get(&partition).is_some_and(|outgoing| outgoing.is_sealed)
     }
 
-    /// Somebody offers the data of a move: whether it is to be taken. Not if the move is over, or was never
-    /// meant for this one.
+    /// Another member offers the data of a move: whether it is to be taken. Not if the move is over, or was
+    /// never meant for this one.
     pub fn offered(&mut self, moving: &Move) -> bool {
         let version = self.table.row(moving.partition).map(|row| row.version);
         let is_wanted = self.id == Some(moving.destination)

@@ -16,14 +16,14 @@ pub struct Move {
     pub partition: Partition,
     /// The version of its row that it starts from.
     pub from: u64,
-    /// Who has the data: the owner.
+    /// The member that has the data: the owner.
     pub source: MemberId,
-    /// Who gets the data.
+    /// The member that gets the data.
     pub destination: MemberId,
     /// Whether the destination becomes the owner, or the data gets another place: then the source stops
     /// serving before it gives its last data.
     pub seals: bool,
-    /// To which backend the data goes, where that is another one. Then source and destination are one member:
+    /// To which backend the data goes, if that is another one. Then source and destination are one member:
     /// the owner carries it.
     pub backend: Option<u32>,
 }
@@ -51,7 +51,7 @@ pub enum Order {
     },
     /// The answer to [`Report::Renew`].
     Lease {
-        /// To whom.
+        /// The member that it is for.
         member: MemberId,
         /// The time of the member's own clock that its question had.
         asked_ms: u64,
@@ -60,7 +60,7 @@ pub enum Order {
     },
     /// There is no such member any more: its lease ran out, or it left.
     Gone {
-        /// Who it was.
+        /// The former member.
         member: MemberId,
     },
     /// To the source: give the data to the destination.
@@ -82,7 +82,7 @@ pub enum Order {
         /// In the order in which they were decided.
         news: Vec<Change>,
     },
-    /// Is this the stamp of your table? Answered only where it is not.
+    /// Is this the stamp of your table? Answered only if it is not.
     Ask {
         /// The stamp of the coordinator's table.
         stamp: u64,
@@ -100,7 +100,7 @@ pub enum Order {
 }
 
 impl ToMember {
-    /// The partitions whose rows, or whose serving, it may change at who hears it.
+    /// The partitions whose rows, or whose serving, it may change at the member that hears it.
     pub fn partitions(&self) -> impl Iterator<Item = Partition> {
         let (news, one, rows): (&[Change], Option<Partition>, &[(Partition, Row)]) = match &self.body {
             Order::Prepare { moving, news } => (news, Some(moving.partition), &[]),
@@ -116,7 +116,7 @@ impl ToMember {
 /// From a member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ToCoordinator {
-    /// Who says it; [`MemberId::NOBODY`] until it is welcomed.
+    /// The member that says it; [`MemberId::NOBODY`] until it is welcomed.
     pub member: MemberId,
     /// The latest term that it knows.
     pub term: u64,
@@ -129,7 +129,7 @@ pub struct ToCoordinator {
 pub enum Report {
     /// It wants to be a member.
     Join {
-        /// A name that nobody else has. Asked again with the same name, it is the same member.
+        /// A name that no other process has. Asked again with the same name, it is the same member.
         token: u64,
         /// How much of the work it takes, in relation to others; 0 takes none.
         weight: u32,
@@ -139,8 +139,8 @@ pub enum Report {
         /// The time of its own clock.
         asked_ms: u64,
     },
-    /// The destination has all data of the move, and where it seals, this member does not serve the partition
-    /// any more.
+    /// The destination has all data of the move, and if the move seals, this member does not serve the
+    /// partition any more.
     Ready {
         /// Which move.
         moving: Move,
@@ -181,9 +181,9 @@ pub enum Report {
 /// What a coordinator writes down.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Record {
-    /// Somebody is a member, or does other work than before.
+    /// This is a member, or does other work than before.
     Member(MemberId, Enrolled),
-    /// Somebody is no member any more.
+    /// This is no member any more.
     Gone(MemberId),
     /// A row as it is now.
     Row(Partition, Row),

@@ -1,9 +1,9 @@
 //! A fleet of members on one partition table that is never sent whole.
 //!
-//! One [`Coordinator`] is the only writer of the [`Table`]. It writes each change down before anybody hears
-//! of it, and moves partitions: the owner gives the data to the destination, the coordinator writes the
-//! [`Change`] down, the destination learns it in the commit and the source right after it. Everybody else
-//! hears later, with the next message that concerns them or in batches. What a member misses shows as a
+//! One [`Coordinator`] is the only writer of the [`Table`]. It writes each change down before any member
+//! hears of it, and moves partitions: the owner gives the data to the destination, the coordinator writes the
+//! [`Change`] down, the destination learns it in the commit and the source right after it. All others hear
+//! later, with the next message that concerns them or in batches. What a member misses shows as a
 //! [gap](Applied::Gap) or as another [stamp](Table::stamp), and it gets what it lacks, not the table.
 //!
 //! A [`Member`] serves what it owns as long as its lease lasts, by its own clock. The coordinator waits

@@ -7,9 +7,9 @@ use super::table::{HOLDERS_MAX, Holders, MemberId, Row};
 /// What a row should become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Target {
-    /// Who should serve the partition; one of `holders`.
+    /// The member that should serve the partition; one of `holders`.
     pub owner: MemberId,
-    /// Who should hold it, in no order that matters.
+    /// The members that should hold it, in any order.
     pub holders: Holders,
 }
 
@@ -18,11 +18,11 @@ pub struct Target {
 pub enum Step {
     /// The holders become these; no data moves.
     Direct(Holders),
-    /// Data moves from the owner to one that gets it.
+    /// Data moves from the owner to a member that gets it.
     Transfer {
         /// The owner.
         source: MemberId,
-        /// Who gets the data.
+        /// The member that gets the data.
         destination: MemberId,
         /// Whether the destination becomes the owner.
         seals: bool,
@@ -84,7 +84,7 @@ pub fn transfers(current: &Holders, target: &Target) -> u64 {
 }
 
 /// What each row should become, so that members hold and own parts by their weights. `copies` is how many
-/// should hold a partition, as far as there are members. Empty where no member has a weight.
+/// should hold a partition, as far as there are members. Empty if no member has a weight.
 ///
 /// Nothing moves that does not have to: a holder stays unless it holds more than its part, an owner unless it
 /// owns more.
@@ -122,7 +122,7 @@ struct Shares {
 }
 
 impl Shares {
-    /// Everybody holds what it holds; who has no weight holds nothing.
+    /// All members hold what they hold; a member without weight holds nothing.
     fn new(rows: &[Row], weights: &[(MemberId, u64)], copies: usize) -> Shares {
         let places: BTreeMap<MemberId, usize> =
             weights.iter().enumerate().map(|(place, (id, _))| (*id, place)).collect();
@@ -153,7 +153,7 @@ impl Shares {
         Shares { members: members.collect(), places, targets }
     }
 
-    /// Who holds more than its part gives up the rest, first what it does not own.
+    /// A member that holds more than its part gives up the rest, first what it does not own.
     fn drop_what_is_too_much(&mut self, rows: &[Row]) {
         for owned in [false, true] {
             for (row, target) in rows.iter().zip(&mut self.targets) {
@@ -170,9 +170,9 @@ impl Shares {
         }
     }
 
-    /// Gives each partition as many holders as it should have. Who lacks most comes first: then the last
-    /// partitions find enough different members. Where each has one holder, who has got one goes on with
-    /// those that follow, so that members have few ranges: these are what clients see.
+    /// Gives each partition as many holders as it should have. The member that lacks most comes first: then
+    /// the last partitions find enough different members. If each has one holder, a member that has got one
+    /// continues with those that follow, so that members have few ranges: these are what clients see.
     fn fill(&mut self, copies: usize) {
         let mut last: Option<usize> = None;
         for target in &mut self.targets {
@@ -191,7 +191,8 @@ impl Shares {
         }
     }
 
-    /// Who owns and holds a partition keeps it up to its part; the rest goes to holders that lack most.
+    /// A member that owns and holds a partition keeps it up to its part; the rest goes to holders that lack
+    /// most.
     fn choose_owners(&mut self, rows: &[Row]) {
         for (row, target) in rows.iter().zip(&mut self.targets) {
             let owner = row.holders.owner().filter(|owner| target.holders.contains(*owner));
@@ -223,7 +224,8 @@ impl Shares {
 }
 
 impl Share {
-    /// How much it still should get; of those that have their part, who has least for its weight.
+    /// How much it still should get; among those that have their part, the one with least for its weight
+    /// comes first.
     fn lack(&self) -> (u64, std::cmp::Reverse<u64>, std::cmp::Reverse<MemberId>) {
         let lack = self.holds_wanted.saturating_sub(self.holds);
         (lack, std::cmp::Reverse(self.holds / self.weight), std::cmp::Reverse(self.id))
@@ -235,7 +237,7 @@ impl Share {
     }
 }
 
-/// Which backend should have the data of each partition, by weights. Empty where none has a weight: then all
+/// Which backend should have the data of each partition, by weights. Empty if none has a weight: then all
 /// stay where they are.
 ///
 /// Nothing moves that does not have to, and what moves comes in ranges as long as these allow.
@@ -270,18 +272,17 @@ pub fn plan_backends(rows: &[Row], backends: &BTreeMap<u32, u32>) -> Vec<u32> {
         })?;
         Some(weights[place].0)
     };
-    // Each or none: the parts add up to all partitions where anybody has a weight.
+    // Each or none: the parts add up to all partitions if any has a weight.
     kept.into_iter().map(target).collect::<Option<Vec<u32>>>().unwrap_or_default()
 }
 
-/// Divides `total` by weights, nobody more than `most`. What does not come out even goes to those who `have`
-/// most.
+/// Divides `total` by weights, none gets more than `most`. The remainder goes to those that `have` most.
 fn quotas<K: Ord + Copy>(total: u64, most: u64, weights: &[(K, u64)], have: &[u64]) -> Vec<u64> {
     let mut parts = vec![0_u64; weights.len()];
     let mut open: Vec<usize> = (0..weights.len()).collect();
     let mut left = total;
-    // Who would get too much gets the most there is, and the others divide the rest: one of them less in each
-    // round.
+    // A member that would get too much gets the most there is, and the others divide the rest: one fewer in
+    // each round.
     loop {
         let sum: u64 = open.iter().map(|at| weights[*at].1).sum();
         let share = |at: usize| u128::from(left) * u128::from(weights[at].1) / u128::from(sum.max(1));
@@ -295,7 +296,8 @@ fn quotas<K: Ord + Copy>(total: u64, most: u64, weights: &[(K, u64)], have: &[u6
         left -= parts[at];
     }
     let mut rest = total.saturating_sub(parts.iter().sum());
-    // First to who has more than its part already: so a plan that has been carried out stays as it is.
+    // First to those that have more than their part already: so a plan that has been carried out stays as it
+    // is.
     open.sort_by_key(|at| (have[*at] <= parts[*at], std::cmp::Reverse(have[*at]), weights[*at].0));
     for at in open.iter().cycle().take(open.len() * 2) {
         if rest > 0 && parts[*at] < most {

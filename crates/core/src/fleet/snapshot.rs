@@ -12,11 +12,11 @@ pub struct Snapshot {
     pub term: u64,
     /// The number of the next member: higher than all that were ever given.
     pub next_member: u32,
-    /// Who is a member.
+    /// The members.
     pub members: BTreeMap<MemberId, Enrolled>,
     /// The table.
     pub table: Table,
-    /// The parts of the data that backends have in relation to each other, where they were given one.
+    /// The parts of the data that backends have in relation to each other, if they were given one.
     pub backends: BTreeMap<u32, u32>,
 }
 

@@ -17,13 +17,14 @@ pub const PARTITIONS_MAX: u32 = 1 << 20;
 /// How many partitions a segment has. Tables that differ are narrowed down to segments first.
 pub const SEGMENT: u32 = 256;
 
-/// A member of the fleet. A number is given to one process for its life and never again: who comes back after
-/// its lease gets another. So nothing that is said of a former life can be taken for the present one.
+/// A member of the fleet. A number is given to one process for its life and never again: a process that comes
+/// back after its lease gets another. So nothing that is said of a former life can be taken for the present
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct MemberId(pub u32);
 
 impl MemberId {
-    /// Stands for nobody where a number has to be sent.
+    /// Stands for no member if a number has to be sent.
     pub const NOBODY: MemberId = MemberId(0);
 }
 
@@ -33,7 +34,7 @@ impl fmt::Display for MemberId {
     }
 }
 
-/// Who holds a partition: first its owner, then the others. No member twice.
+/// The members that hold a partition: first its owner, then the others. No member twice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Holders {
     count: u8,
@@ -42,13 +43,13 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// These members, the owner first. None where they are too many, one is there twice, or one is nobody.
+    /// These members, the owner first. None if they are too many, one is there twice, or one is no member.
     pub fn new(members: &[MemberId]) -> Option<Holders> {
         let mut holders = Holders::default();
         members.iter().all(|member| holders.push(*member)).then_some(holders)
     }
 
-    /// Adds one at the end; false where there is no room, or it is there already.
+    /// Adds one at the end; false if there is no room, or it is there already.
     pub fn push(&mut self, member: MemberId) -> bool {
         let count = usize::from(self.count);
         if count == HOLDERS_MAX || member == MemberId::NOBODY || self.contains(member) {
@@ -59,7 +60,7 @@ impl Holders {
         true
     }
 
-    /// Puts `to` where `from` is. Nothing changes where `from` is not there, or `to` is.
+    /// Puts `to` where `from` is. Nothing changes if `from` is not there, or `to` is.
     pub fn replace(&mut self, from: MemberId, to: MemberId) {
         let at = self.as_slice().iter().position(|member| *member == from);
         if let Some(at) = at.filter(|_| !self.contains(to) && to != MemberId::NOBODY) {
@@ -67,7 +68,7 @@ impl Holders {
         }
     }
 
-    /// Those for whom `keep` holds, in the same order.
+    /// The holders for which `keep` is true, in the same order.
     pub fn filtered(&self, keep: impl Fn(MemberId) -> bool) -> Holders {
         let mut kept = Holders::default();
         for member in self.as_slice().iter().filter(|member| keep(**member)) {
@@ -76,7 +77,7 @@ impl Holders {
         kept
     }
 
-    /// The one that serves the partition.
+    /// The member that serves the partition.
     pub fn owner(&self) -> Option<MemberId> {
         self.as_slice().first().copied()
     }
@@ -96,7 +97,7 @@ impl Holders {
         usize::from(self.count)
     }
 
-    /// Whether nobody holds the partition.
+    /// Whether no member holds the partition.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -115,7 +116,7 @@ pub struct Row {
     pub version: u64,
     /// Which of the storage servers has its data, as a number that the coordinator gives.
     pub backend: u32,
-    /// Who holds it.
+    /// Its holders.
     pub holders: Holders,
 }
 
@@ -128,11 +129,11 @@ pub struct Change {
     pub from: u64,
     /// Makes it this version; more than `from`.
     pub to: u64,
-    /// The new backend, where it is another.
+    /// The new backend, if it is another.
     pub backend: Option<u32>,
     /// How many hold the partition after it.
     pub(super) count: u8,
-    /// The new holders by their index, [`MemberId::NOBODY`] where it stays the same one.
+    /// The new holders by their index, [`MemberId::NOBODY`] if it stays the same.
     pub(super) holders: [MemberId; HOLDERS_MAX],
 }
 
@@ -191,7 +192,7 @@ pub enum Applied {
     Gap,
 }
 
-/// Who holds what.
+/// Which member holds what.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Table {
     rows: Vec<Row>,
@@ -202,7 +203,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table in which nobody holds anything, of at least one partition and at most [`PARTITIONS_MAX`].
+    /// A table in which no member holds anything, of at least one partition and at most [`PARTITIONS_MAX`].
     pub fn new(partitions: u32) -> Table {
         let count = partitions.clamp(1, PARTITIONS_MAX);
         let rows = vec![Row::default(); count as usize];
@@ -233,10 +234,10 @@ impl Table {
     /// it.
     ///
     /// Within one history a version of a row is made once, since there is one writer, which gives no version
-    /// a second meaning after a crash: it writes a change down before anybody hears of it. So equal versions
-    /// would be equal owners. The stamp takes the holders and the backend in as well, so that it does not
-    /// rest on that: owners that differ at equal versions, by whatever mistake, show as different stamps. Of
-    /// two different tables, one in 2^64 pairs looks equal.
+    /// a second meaning after a crash: it writes a change down before any member hears of it. So equal
+    /// versions would be equal owners. The stamp takes the holders and the backend in as well, so that it
+    /// does not rest on that: owners that differ at equal versions, by whatever mistake, show as different
+    /// stamps. Of two different tables, one in 2^64 pairs looks equal.
     pub fn stamp(&self) -> u64 {
         self.stamp
     }
@@ -246,7 +247,7 @@ impl Table {
         &self.segments
     }
 
-    /// The rows of one segment with their partitions; nothing where there is no such segment.
+    /// The rows of one segment with their partitions; nothing if there is no such segment.
     pub fn segment(&self, segment: u32) -> impl Iterator<Item = (Partition, &Row)> {
         let first = segment.saturating_mul(SEGMENT);
         (first..first.saturating_add(SEGMENT).min(self.partitions()))

@@ -5,7 +5,7 @@ use super::job::{BatchState, Job};
 use super::phase::{End, Phase, Reached};
 use crate::node::NodeId;
 
-/// Ends a job that waits for somebody. Nothing of it is at the source, which owns the slots and serves them;
+/// Ends a job that waits for others. Nothing of it is at the source, which owns the slots and serves them;
 /// what was staged stays where it is, since the node that has it does not answer.
 pub(super) fn abandon(job: &mut Job) -> Result<(), Reject> {
     let Phase::Suspended { reached: Reached::Nothing | Reached::Staging, reason, .. } = &job.phase else {

@@ -79,11 +79,11 @@ pub enum Action {
         verify: Verify,
     },
 
-    /// Make the source refuse writes to the slots for good, or for so long that the takeover and its news fit
-    /// in, and find out in the same transaction whether a write slipped in since [`Action::Drain`]. Done with
-    /// [`Detail::Fenced`].
+    /// Make the source refuse writes to the slots permanently, or for so long that the takeover and its news
+    /// fit in, and find out in the same transaction whether a write slipped in since [`Action::Drain`]. Done
+    /// with [`Detail::Fenced`].
     ///
-    /// Where a target takes slots by itself when their owner stops claiming them, its marks must be cleared
+    /// If a target takes slots by itself when their owner stops claiming them, its marks must be cleared
     /// *before* the fence: else it takes them even if a write slipped in.
     Fence,
 
@@ -98,11 +98,11 @@ pub enum Action {
         guard_ms: u64,
     },
 
-    /// Lift the pause as soon as the source does not own the slots in its own view, and see to it that this
-    /// comes to be. Before the source is made to give them up, the target must have said that it owns them
+    /// Lift the pause as soon as the source does not own the slots in its own view, and make sure that it
+    /// comes to that. Before the source is made to give them up, the target must have said that it owns them
     /// ([`Why::OwnerChanged`] or [`Why::TargetChanged`] if not): a claim that died with its target must not
-    /// leave them to nobody. Safe to repeat. Done with [`Detail::Released`], never while the source would
-    /// accept a write to them.
+    /// leave them without an owner. Safe to repeat. Done with [`Detail::Released`], never while the source
+    /// would accept a write to them.
     Release,
 
     /// Wait until both nodes and their replicas show the target as the owner of the slots, and all other
@@ -199,10 +199,10 @@ pub enum Event {
     /// The job was read from a journal, or is suspended, and is to go on. Whatever was in flight may or may
     /// not have been executed.
     Resume,
-    /// Somebody wants the job to end: before the fence of a batch with a rollback, later after the batch.
+    /// The user wants the job to end: before the fence of a batch with a rollback, later after the batch.
     Cancel,
-    /// Nobody waits any longer for what a suspended job waits for. It ends as failed, where its slots are
-    /// still the source's; behind a fence it is not accepted.
+    /// The user waits no longer for what a suspended job waits for. It ends as failed, if its slots are still
+    /// the source's; behind a fence it is not accepted.
     Abandon,
     /// An effect came to an end.
     Finished {
@@ -267,15 +267,15 @@ pub enum Detail {
         source: Process,
         /// The process behind the target.
         target: Process,
-        /// How long a pause the handover takes at least, were there no writers, in milliseconds: round trips,
-        /// counting, what the source does in one go. 0 where nobody measured.
+        /// How long a pause the handover takes at least, without writers, in milliseconds: round trips,
+        /// counting, what the source does in one go. 0 if it was not measured.
         pause_ms: u64,
     },
     /// Of [`Action::Snapshot`], [`Action::Drain`], [`Action::CleanUp`] and [`Action::Wipe`].
     Moved {
         /// How many keys were copied (or deleted).
         keys: u64,
-        /// How many bytes that were, as transferred; 0 where nobody counts.
+        /// How many bytes that were, as transferred; 0 if they are not counted.
         bytes: u64,
     },
     /// Of [`Action::CatchUp`].
@@ -290,17 +290,17 @@ pub enum Detail {
         /// and to compare, as far as that can be known from what was seen.
         drain_ms: u64,
         /// What of that does not depend on how many keys wait: `pause_ms`, and the round trips of a transfer
-        /// where any wait.
+        /// if any wait.
         fixed_ms: u64,
         /// As in [`Detail::Checked`].
         pause_ms: u64,
     },
     /// Of [`Action::Pause`].
     Paused {
-        /// Whether the next [`Action::Fence`] takes over as well, and does either only where nothing was
-        /// written since the drain. Then slots that the source has given up lack no write, whatever became of
-        /// the executor: they can be taken over. And they cannot be given back where the target was replaced,
-        /// since it may have owned them.
+        /// Whether the next [`Action::Fence`] takes over as well, and does either only if nothing was written
+        /// since the drain. Then slots that the source has given up lack no write, whatever became of the
+        /// executor: they can be taken over. And they cannot be given back if the target was replaced, since
+        /// it may have owned them.
         takes_over: bool,
     },
     /// Of [`Action::Compare`].
@@ -316,7 +316,7 @@ pub enum Detail {
     },
     /// Of [`Action::Release`] and [`Action::LiftPause`].
     Released {
-        /// How long writes were paused, by the executor's clock; 0 if there was no pause of which it knows.
+        /// How long writes were paused, by the executor's clock; 0 if it knows of no pause.
         paused_ms: u64,
     },
     /// Of [`Action::Observe`].
@@ -330,7 +330,7 @@ pub struct Observation {
     pub source: Seen,
     /// The shard that gets them.
     pub target: Seen,
-    /// Those that belong to a third shard, by the word of one of the two: somebody has moved them on since.
+    /// Those that belong to a third shard, by the word of one of the two: they were moved on since.
     #[serde(with = "super::slots")]
     pub elsewhere: SlotSet,
 }
@@ -347,7 +347,7 @@ pub enum Seen {
 /// What the primary of a shard says about the slots of the batch at hand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Primary {
-    /// Who is the primary now.
+    /// The present primary.
     pub node: NodeId,
     /// Its process.
     pub process: Process,
@@ -421,7 +421,7 @@ pub enum Why {
     /// The drain or the comparison does not fit into the pause, or the pause ran out: more catching up, at
     /// once, so nothing may be on its way any more; after some tries rollback, failed.
     TooSlow,
-    /// No handover of the batch fits into the longest pause, were there no writers: failed before anything is
+    /// No handover of the batch fits into the longest pause, even without writers: failed before anything is
     /// staged, or after a rollback. Set by the machine, and by a check.
     PauseTooShort,
     /// Writers outrun the catch-up: rollback, failed. Found by the machine, too.

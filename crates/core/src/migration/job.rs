@@ -79,7 +79,7 @@ pub struct Rules {
     pub brake: bool,
     /// Whether all slots change hands in one handover, or none: the job has one batch then, whatever it was
     /// made of. Only a takeover that went half-way can divide it. From then on it goes forward, since what
-    /// was taken cannot be undone: it is suspended where it would fail, and not cancelled while it runs.
+    /// was taken cannot be undone: it is suspended if it would fail, and not cancelled while it runs.
     #[serde(default)]
     pub atomic: bool,
     /// How often a batch is started before the job fails.
@@ -159,7 +159,7 @@ pub enum BatchState {
     /// The same, but staged keys and marks of it are there: the takeover of the batch before it, to which it
     /// belonged, went half-way only. It starts with being undone.
     Staged,
-    /// It is the one that the job's phase speaks of.
+    /// It is the batch that the job's phase is about.
     AtHand,
     /// The job ended before it was handed over, and nothing of it is left on the target.
     RolledBack,
@@ -218,9 +218,9 @@ pub struct Job {
     pub(super) phase: Phase,
     /// What was asked for and did not finish yet.
     pub(super) in_flight: Option<Effect>,
-    /// Whether somebody wants the job to end.
+    /// Whether the user wants the job to end.
     pub(super) cancel: bool,
-    /// Whether somebody wants it to end although it is divided; see [`Rules::atomic`].
+    /// Whether the user wants it to end although it is divided; see [`Rules::atomic`].
     #[serde(default)]
     pub(super) give_up: bool,
     /// As in [`Detail::Paused`](super::Detail::Paused), of the last pause.
@@ -303,7 +303,7 @@ impl Job {
         self.batches.get(self.at)
     }
 
-    /// Where it is.
+    /// How far it is.
     pub fn phase(&self) -> &Phase {
         &self.phase
     }
@@ -314,8 +314,8 @@ impl Job {
         self.in_flight.as_ref()
     }
 
-    /// Whether somebody wants the job to end. An executor may then break off what
-    /// [may be interrupted](super::Action::may_be_interrupted).
+    /// Whether the user wants the job to end. An executor may then break off what [may be
+    /// interrupted](super::Action::may_be_interrupted).
     pub fn is_cancelling(&self) -> bool {
         self.cancel
     }
@@ -325,7 +325,7 @@ impl Job {
         self.rules.atomic && self.batches.len() > 1
     }
 
-    /// Whether somebody wants the job to end, and it may.
+    /// Whether the user wants the job to end, and it may.
     pub(super) fn may_end(&self) -> bool {
         self.cancel && (self.give_up || !self.is_divided())
     }
@@ -346,7 +346,7 @@ impl Job {
         handed_over.fold(SlotSet::new(), |all, batch| all.union(&batch.slots))
     }
 
-    /// Where it is, in numbers for people.
+    /// How far it is, in numbers for people.
     pub fn summary(&self) -> Summary {
         let handed_over = || self.batches.iter().filter(|batch| batch.state == BatchState::HandedOver);
         let slots = |batch: &Batch| batch.slots.len() as u64;
@@ -393,7 +393,7 @@ pub struct Summary {
     pub attempt: u32,
     /// Which share of the time writes are slowed at present.
     pub brake_percent: u8,
-    /// Whether somebody wants the job to end.
+    /// Whether the user wants the job to end.
     pub cancelling: bool,
     /// Whether what is handed over was compared before: never handed over with a difference, if so.
     pub verified: bool,

@@ -7,7 +7,7 @@ pub(super) fn goes_forward(reached: &Reached, target_promoted: bool) -> bool {
     *reached == Reached::MaybeTaken || *reached == Reached::Sent && target_promoted
 }
 
-/// Why neither side may be trusted with slots that nobody owns, where one of them has lost `keys`.
+/// Why neither side may be trusted with slots that no node owns, if one of them has lost `keys`.
 ///
 /// A source that came back without keys must not cost the target its copies, which may be the last: a server
 /// without persistence starts empty, and Redis 8.4 and later delete keys of slots that they do not own. Nor

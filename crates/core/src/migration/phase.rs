@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use super::effect::Reason;
 
-/// Where a job is. Set by [`step`](super::step) only, and written to the journal with the job, so every phase
-/// survives a restart; what [`Event::Resume`](super::Event::Resume) makes of it is said at each.
+/// How far a job is. Set by [`step`](super::step) only, and written to the journal with the job, so every
+/// phase survives a restart; what [`Event::Resume`](super::Event::Resume) makes of it is said at each.
 ///
-/// The effect that a phase waits for has the phase's name where nothing else is said.
+/// The effect that a phase waits for has the phase's name if nothing else is said.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Phase {
     /// Waits for its turn. Resume starts it.
     Queued,
 
-    /// Looks and marks the target, before anything of the batch is copied. Resume: a check, of which nothing
-    /// can be left, is done again; marks are rolled back and the batch starts again.
+    /// Checks and marks the target, before anything of the batch is copied. Resume: a check, which can leave
+    /// nothing, is done again; marks are rolled back and the batch starts again.
     Preparing {
         /// What it waits for.
         step: Preparation,
@@ -41,9 +41,9 @@ pub enum Phase {
     /// Writes are paused; both sides are compared. Resume: rollback, the batch again.
     Comparing,
 
-    /// The source may refuse the slots, or not yet. Resume: observe; what is fenced is given back, since
-    /// nobody knows whether writes slipped in, and the batch starts again. Where the fence takes over as
-    /// well, and only if none did: as [`Phase::TakingOver`].
+    /// The source may refuse the slots, or not yet. Resume: observe; what is fenced is given back, since it
+    /// is not known whether writes slipped in, and the batch starts again. If the fence takes over as well,
+    /// and only if none did: as [`Phase::TakingOver`].
     Fencing,
 
     /// The fence held; the target may own the slots, or not yet. Resume: observe; forward if the target owns
@@ -164,7 +164,8 @@ pub enum Then {
     Fail(Reason),
 }
 
-/// How far a batch may have got when nobody knows exactly. Set by [`step`](super::step), survives a restart.
+/// How far a batch may have got when that is not known exactly. Set by [`step`](super::step), survives a
+/// restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reached {
     /// Nothing was changed.
@@ -179,7 +180,7 @@ pub enum Reached {
     /// source gave the slots up. If that is still the same node and owns nothing, it never did.
     Sent,
     /// The same, but the target was replaced since. Its predecessor may have owned the slots and died before
-    /// it notified anybody; then the new one has acknowledged writes that the source has not.
+    /// it notified any node; then the new one has acknowledged writes that the source has not.
     MaybeTaken,
     /// The target owned the slots, and has acknowledged writes that the source has not. Forward only.
     Taken,
@@ -190,7 +191,7 @@ pub enum Reached {
 pub enum End {
     /// All batches were handed over.
     Done,
-    /// Cancelled by somebody. Batches handed over before stay handed over.
+    /// Cancelled by the user. Batches handed over before stay handed over.
     Cancelled,
     /// Given up. Batches handed over before stay handed over.
     Failed(Reason),

@@ -97,7 +97,7 @@ fn outrun(job: &Job, streaming: &Streaming, left: u64, drain_ms: u64, budget_ms:
     )
 }
 
-/// Why the batch cannot be handed over within the longest pause, were there no writers at all: then neither
+/// Why the batch cannot be handed over within the longest pause, even without any writers: then neither
 /// catching up nor slowing writers down helps.
 pub(super) fn no_pause_suffices(job: &Job, detail: &Detail) -> Option<Reason> {
     let (Detail::Checked { pause_ms, .. } | Detail::CaughtUp { pause_ms, .. }) = *detail else { return None };

@@ -77,7 +77,7 @@ fn resume(job: &mut Job, effects: &mut Vec<Effect>) -> Result<(), Reject> {
             (*reached, then.clone())
         }
     };
-    // Somebody decided to go on, so what went wrong before does not count any more.
+    // The user decided to go on, so what went wrong before does not count any more.
     let batch = at_hand(job);
     batch.attempts = 1;
     batch.pauses_failed = 0;
@@ -143,7 +143,7 @@ fn begin_batch(job: &mut Job, effects: &mut Vec<Effect>) {
 }
 
 /// Ends the job. Nothing of the batch at hand may be left on the cluster, or it is left on purpose. An atomic
-/// job of which a part was taken waits for a person instead, unless nobody could go on with it.
+/// job of which a part was taken waits for a person instead, unless no person could go on with it.
 fn close(job: &mut Job, end: End, effects: &mut Vec<Effect>) {
     if let End::Failed(reason) = &end
         && job.is_divided()
@@ -213,7 +213,7 @@ fn observe(job: &mut Job, reached: Reached, then: Then, reason: Reason, effects:
     if batch.troubles > troubles_max {
         return suspend(job, reached, then, reason, effects);
     }
-    // Where it will start again, the reason is remembered already.
+    // If it will start again, the reason is remembered already.
     if then != Then::Again {
         job.last_trouble = Some(reason);
     }
@@ -325,7 +325,7 @@ fn finished_before_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effe
     }
     if job.may_end() {
         return match job.phase {
-            // Nothing was changed yet, and what is on the target may be somebody else's.
+            // Nothing was changed yet, and what is on the target may be another job's.
             Phase::Preparing { step: Preparation::Check } => close(job, End::Cancelled, effects),
             _ => undo(job, Then::Cancel, effects),
         };
@@ -380,8 +380,8 @@ fn failed_before_fence(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>)
     if let Phase::Streaming(streaming @ Streaming { lifting: true, .. }) = job.phase
         && !matches!(reason.why, Why::Unknown | Why::Transient)
     {
-        // The pause ends by itself, and a source that is gone is noticed by the round. But one that may still
-        // be lifted some time could be the next one.
+        // The pause ends by itself, and a source that is gone is noticed by the round. But a pause whose
+        // lifting may still come some time could be the next one.
         return catch_up(job, Streaming { lifting: false, ..streaming }, effects);
     }
     // Looked into whatever it is: something that was sent for an effect that broke off could be executed
@@ -414,7 +414,7 @@ fn failed_before_fence(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>)
     observe(job, Reached::Staging, then, reason, effects);
 }
 
-/// Nothing was changed yet: there is nothing to undo, and undoing could destroy what is somebody else's.
+/// Nothing was changed yet: there is nothing to undo, and undoing could destroy what is another job's.
 fn failed_check(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>) {
     if job.may_end() {
         return close(job, End::Cancelled, effects);
@@ -453,8 +453,8 @@ fn finished_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effect>) {
     }
 }
 
-/// How far a batch may have got with a fence of which nobody knows what came of it. One that takes over as
-/// well was held if the source gave the slots up, and the target may have owned them since.
+/// How far a batch may have got with a fence whose outcome is unknown. A fence that takes over as well was
+/// held if the source gave the slots up, and the target may have owned them since.
 fn reached_by_fence(job: &Job) -> Reached {
     if job.fence_takes_over { Reached::Sent } else { Reached::Fence }
 }
@@ -523,8 +523,8 @@ fn finished_undoing(job: &mut Job, done: Undo, then: Then, outcome: Outcome, eff
         Err(reason) => Some(reason),
     };
     match (done, failure) {
-        // A pause that cannot be lifted ends by itself. But one that may still be lifted some time could be
-        // the next.
+        // A pause that cannot be lifted ends by itself. But a pause whose lifting may still come some time
+        // could be the next.
         (Undo::LiftPause, Some(reason)) if matches!(reason.why, Why::Unknown | Why::Transient) => {
             observe(job, Reached::Staging, then, reason, effects);
         }
@@ -683,8 +683,8 @@ fn decide(
 
         // From here on the target owns nothing.
         Reached::Taken if at_source == Share::None => take_over(job, Reached::Taken, effects),
-        // The target died before anybody heard of its claim: nobody was sent to it, and the source never gave
-        // up.
+        // The target died before any node heard of its claim: no client was sent to it, and the source never
+        // gave up.
         Reached::Taken if target_promoted && at_source == Share::All => undo(job, then, effects),
         Reached::Taken => {
             let message =
@@ -709,7 +709,7 @@ fn decide(
     }
 }
 
-/// It is looked again for a while, as keys that have expired still count on one side; a new process is not
+/// The check is repeated for a while, as keys that have expired still count on one side; a new process is not
 /// known until then.
 fn in_doubt(
     job: &mut Job,

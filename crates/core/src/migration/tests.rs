@@ -586,7 +586,7 @@ fn a_pause_whose_lifting_is_in_doubt_is_cleared_up_before_the_next_one() {
         run.refused(why);
         assert_eq!(run.asked(), "observe");
     }
-    // One that was refused for good will not come.
+    // A feed that was refused permanently will not come.
     let mut run = Run::until("drain");
     run.refused(Why::TooSlow);
     run.refused(Why::SourceChanged);
@@ -644,7 +644,7 @@ fn atomic() -> Run {
     Run::new(Rules { atomic: true, ..Rules::default() })
 }
 
-/// An atomic job of which the target took a part, while the source claims the rest again.
+/// An atomic job: the target took a part of it, while the source claims the rest again.
 fn divided() -> Run {
     let mut run = atomic();
     run.go_to("take-over");
@@ -707,7 +707,7 @@ fn a_pause_that_cannot_suffice_is_found_before_anything_is_staged() {
     assert_eq!(run.rest(), ["detach"]);
     assert_eq!(run.failure(), Why::PauseTooShort);
 
-    // Or when it turns out, without slowing anybody down.
+    // Or when it turns out, without slowing any client down.
     let mut run = Run::until("catch-up");
     run.done(Detail::CaughtUp { keys: 0, bytes: 0, left: 0, drain_ms: 101, fixed_ms: 101, pause_ms: 101 });
     assert_eq!(run.rest(), UNDONE[1..]);

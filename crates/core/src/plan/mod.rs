@@ -1,9 +1,9 @@
 //! Plans: which slots move where, so that a goal is reached with the least that moves; and how they are cut
 //! into batches.
 //!
-//! All functions are deterministic, and none looks at a cluster: they take what somebody else found out. In
-//! every plan a slot moves at most once, and from its owner; no node gives and takes at once (except where
-//! the caller of [`reshard`] says so). Where several choices are equally good, one that cuts fewest ranges of
+//! All functions are deterministic, and none looks at a cluster: they take what other code found out. In
+//! every plan a slot moves at most once, and from its owner; no node gives and takes at once (except if the
+//! caller of [`reshard`] says so). If several choices are equally good, the one that cuts fewest ranges of
 //! slots is taken, since servers and clients pay for each range.
 
 mod costs;
@@ -29,9 +29,9 @@ pub struct Shard {
 /// Slots that go from one primary to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Who owns them.
+    /// The owner.
     pub source: NodeId,
-    /// Who is to own them; never the source.
+    /// The new owner; never the source.
     pub target: NodeId,
     /// The slots; never empty.
     pub slots: SlotSet,
@@ -41,7 +41,7 @@ pub struct Move {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balance {
     /// Whether primaries without slots get some. A primary with a weight of its own gets some in any case:
-    /// who weighs it means it.
+    /// a user who sets one means it.
     pub use_empty: bool,
     /// By which part of its due a node may be off before anything moves: 0.02 is 2 %. With 0 a plain balance
     /// of slots is exact.
@@ -155,12 +155,12 @@ pub fn take(shards: &[Shard], from: &NodeId, count: usize, to: &NodeId) -> Resul
     Ok(moves.into_list())
 }
 
-/// Moves what it takes to give every node its due: its share of the total cost by its weight, 1 where
-/// `weights` has none. A weight of 0 empties a node.
+/// Moves what it takes to give every node its due: its share of the total cost by its weight, 1 if `weights`
+/// has none. A weight of 0 empties a node.
 ///
-/// Where all slots cost the same, every node ends with its due, rounded down or up, and the number of slots
-/// that move is the least possible. Else slots are indivisible loads of different size: nodes get near their
-/// due, in contiguous ranges, and slots that cost nothing only move in between others.
+/// If all slots cost the same, every node ends with its due, rounded down or up, and the number of slots that
+/// move is the least possible. Else slots are indivisible loads of different size: nodes get near their due,
+/// in contiguous ranges, and slots that cost nothing only move in between others.
 ///
 /// # Errors
 ///
@@ -280,8 +280,8 @@ pub fn drain(
     let loads: Vec<f64> = others.iter().map(|shard| costs.load(&shard.slots)).collect();
     let shares = fill(&loads, &weights, costs.load(&source.slots));
 
-    // The slots in order, each to whom its middle falls: contiguous ranges, and exact where all cost the
-    // same.
+    // The slots in order, each to the node in whose part its middle falls: contiguous ranges, and exact if
+    // all cost the same.
     let mut order: Vec<usize> = (0..others.len()).filter(|&index| shares[index] > 0.0).collect();
     order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]).then_with(|| others[a].id.cmp(&others[b].id)));
     let shares = if costs.is_uniform(&source.slots) {
@@ -409,7 +409,7 @@ fn effective_weights(
 }
 
 /// Rounds dues to whole slots of `slot_cost` each, keeping their sum. Each is rounded down or up: up first
-/// for those who have a slot more already, so that it can stay, then for those who lose most by rounding
+/// for those that have a slot more already, so that it can stay, then for those that lose most by rounding
 /// down.
 fn round_dues(counts: &[usize], dues: &[f64], slot_cost: f64) -> Vec<f64> {
     let whole = |due: f64| {

@@ -9,8 +9,8 @@ const ENOUGH: f64 = 0.01;
 /// Some of `slots`, whose cost is as near to `wanted` as a run of neighbours comes, and if that is not near
 /// enough, single slots in addition. Empty if nothing comes nearer than nothing.
 ///
-/// Of runs that are equally near, one is taken that cuts fewest ranges, then one that borders on
-/// `neighbours`, the slots of who will have them, then the lowest.
+/// Of runs that are equally near, the one that cuts fewest ranges is taken, then one that borders on
+/// `neighbours`, the slots of the new owner, then the lowest.
 pub(super) fn pick(slots: &SlotSet, neighbours: &SlotSet, costs: &SlotCosts, wanted: f64) -> SlotSet {
     let list: Vec<Slot> = slots.iter().collect();
     let run = best_run(&list, neighbours, costs, wanted);
@@ -76,7 +76,7 @@ struct Rank {
     distance: f64,
     /// How many ranges it cuts in two.
     cuts: u8,
-    /// Whether it borders on slots of who will have it.
+    /// Whether it borders on slots of its new owner.
     joins: bool,
 }
 

@@ -11,8 +11,8 @@ use crate::slot::{Slot, SlotSet};
 /// left out.
 const REMINDED_SLOTS_MIN: usize = 2;
 
-/// Decides for each of `slots` who owns it or shall own it, and what has to be done about marks and keys in
-/// it.
+/// Decides for each of `slots` which node owns it or shall own it, and what has to be done about marks and
+/// keys in it.
 ///
 /// Slots whose owner does not answer are left alone, and so are keys of nodes that use several databases.
 pub fn decide(cluster: &Cluster<'_>, slots: &SlotSet) -> Plan {
@@ -70,7 +70,7 @@ impl Primary<'_> {
     }
 }
 
-/// Who owns a slot, by decision.
+/// The owner of a slot, by decision.
 enum Owner<'a> {
     /// This primary, already: its index.
     Is(usize),
@@ -94,7 +94,7 @@ enum Moving {
 
 struct Draft<'a> {
     cluster: &'a Cluster<'a>,
-    /// Where to look.
+    /// The slots to look at.
     slots: &'a SlotSet,
     primaries: Vec<Primary<'a>>,
     /// Slots and keys of each change with its reason.
@@ -164,7 +164,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whose slot it is. Where that has to be changed first, the change is added.
+    /// Whose slot it is. If that has to be changed first, the change is added.
     fn owner(&mut self, slot: Slot) -> Owner<'a> {
         let claimants: Vec<usize> =
             (0..self.primaries.len()).filter(|i| self.primaries[*i].state.slots.contains(slot)).collect();
@@ -200,7 +200,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whom the nodes that answer take for the owner, the one that most name first.
+    /// Which nodes the answering nodes take for the owner, the most named first.
     fn named(&self, slot: Slot) -> Vec<(&'a NodeId, usize)> {
         let mut votes: BTreeMap<&'a NodeId, usize> = BTreeMap::new();
         for id in self.cluster.states().filter_map(|state| state.owners.of(slot)) {
@@ -338,12 +338,12 @@ impl<'a> Draft<'a> {
         }
         let owner_id = self.primaries[owner].id.clone();
         let stays = matches!(moving, Moving::Stays);
-        // Clients were sent to who claims the slot: what such a node holds are no copies.
+        // Clients were sent to the node that claims the slot: what such a node holds are no copies.
         let from_owner = importing == Some(&owner_id) && !claims;
-        // Of an owner that only the plan makes the owner, nobody knows what it was doing before.
+        // If only the plan makes a node the owner, what it was doing before is unknown.
         let owner_gives_it_away = self.primaries[owner].migrating.get(&slot) == Some(&&id);
-        // Where it holds copies its mark is cleared once they are gone: until then it shows what they are.
-        // But a mark that points to a node without a claim, or to one that is to give it up, is a danger to
+        // If it holds copies, its mark is cleared once they are gone: until then it shows what they are. But
+        // a mark that points to a node without a claim, or to a node that is to give it up, is a danger to
         // the node that claims the slot.
         let is_claimed = self.primaries[owner].state.slots.contains(slot);
         if importing.is_some() && !(keys > 0 && from_owner && is_claimed && stays) {
@@ -375,7 +375,7 @@ impl<'a> Draft<'a> {
         for replica in cluster.nodes.iter().filter(|n| !n.is_primary()) {
             let Some(primary) = replica.primary().and_then(|id| self.index(id)) else { continue };
             for slot in &cluster.stray_marks(replica).intersection(self.slots) {
-                // What clears a mark of the primary is repeated to its replicas, also where the primary has
+                // What clears a mark of the primary is repeated to its replicas, even if the primary has
                 // none.
                 let change = Change::ClearMarks { node: self.primaries[primary].id.clone() };
                 self.add(change, slot, 0, Why::ReplicaKeptMarks);

@@ -50,12 +50,12 @@ pub enum Change {
         /// The owner.
         owner: NodeId,
     },
-    /// Make a node the owner of slots that nobody owns.
+    /// Make a node the owner of slots that no node owns.
     Claim {
         /// The owner to be.
         node: NodeId,
     },
-    /// Make the others see who owns the slots.
+    /// Make the others see the owner of the slots.
     Announce {
         /// The owner.
         owner: NodeId,
@@ -64,7 +64,7 @@ pub enum Change {
     Finish {
         /// The owner, which gives them away.
         source: NodeId,
-        /// Who takes them in.
+        /// The node that takes them in.
         target: NodeId,
         /// Whether the target has lost its mark and needs it again.
         mark_target: bool,
@@ -96,21 +96,21 @@ pub enum Change {
 pub enum Why {
     /// Another node says as well that it owns the slots, and its claim is newer.
     OlderClaim,
-    /// Nobody owns them, and this node alone has their keys.
+    /// No node owns them, and this node alone has their keys.
     OnlyHolder,
-    /// Nobody owns them, nobody shows keys in them, and this node hides keys that may be theirs.
+    /// No node owns them or shows keys in them, and this node hides keys that may be theirs.
     MayHideThem,
-    /// Nobody owns them, nobody has keys in them, and this node was the last to own them.
+    /// No node owns them or has keys in them, and this node was the last to own them.
     LastOwner,
-    /// Nobody owns them, nobody has keys in them, and this primary has the fewest slots.
+    /// No node owns them or has keys in them, and this primary has the fewest slots.
     FewestSlots,
-    /// Nobody owns them; the other nodes still take this one for the owner, and it has keys.
+    /// No node owns them; the other nodes still take this one for the owner, and it has keys.
     SeenAsOwner,
-    /// Nobody owns them; this node was giving them away, and it has keys.
+    /// No node owns them; this node was giving them away, and it has keys.
     WasSource,
-    /// Nobody owns them; this node was taking them in, and it has keys.
+    /// No node owns them; this node was taking them in, and it has keys.
     WasTarget,
-    /// Nobody owns them; this node has most of their keys.
+    /// No node owns them; this node has most of their keys.
     MostKeys,
     /// The owner says that it is; other nodes take another one for it.
     Mistaken,
@@ -122,7 +122,7 @@ pub enum Why {
     NobodyImports,
     /// A move by `SETSLOT` was interrupted, and some keys have arrived.
     Interrupted,
-    /// A move by `SETSLOT` was interrupted, and the target hides keys, some of which may have arrived by it.
+    /// A move by `SETSLOT` was interrupted, and the target hides keys: some may have arrived by it.
     MayHaveArrived,
     /// The node imports what it owns already.
     ImportsItsOwn,
@@ -154,7 +154,7 @@ pub enum Why {
 pub struct Action {
     /// What to do.
     pub change: Change,
-    /// Where.
+    /// The slots.
     pub slots: SlotSet,
     /// The keys that it has to move or remove, as far as they were counted.
     pub keys: u64,
@@ -183,7 +183,7 @@ pub enum Obstacle {
     NoPrimary,
     /// The node has keys in databases other than 0.
     OtherDatabases(NodeId),
-    /// The slots' owner has failed, and nobody votes for its replicas nor shows them why.
+    /// The slots' owner has failed, and no node votes for its replicas or tells them why.
     NoElection {
         /// The owner.
         primary: NodeId,
@@ -199,7 +199,7 @@ pub enum Obstacle {
 pub struct Left {
     /// Why.
     pub obstacle: Obstacle,
-    /// Where; empty where it is about a node.
+    /// The slots; empty if it is about a node.
     pub slots: SlotSet,
 }
 

@@ -1,7 +1,7 @@
 //! From a replicated command to what it touched.
 //!
 //! Commands arrive as the servers replicate them, which is often not as they were sent: scripts as their
-//! effects, expiries as `DEL`, `SPOP` as `SREM`, relative times as absolute ones. Where a server of another
+//! effects, expiries as `DEL`, `SPOP` as `SREM`, relative times as absolute ones. If a server of another
 //! version replicates the original, the rule for it is here as well. A command that no rule knows comes from
 //! a module, or from a server that is newer than this table: the server is asked for its key positions
 //! beforehand ([`Rules::learn`]), and failing that every argument counts as a key. A key that does not exist
@@ -30,12 +30,12 @@ const ELEMENTS_MAX: usize = 16 << 10;
 /// The longest name of a command, keyword or number.
 const WORD_BYTES_MAX: u64 = 64;
 
-/// Where in a command is what it touches. Positions count from the command's name, which is 0.
+/// Where a command names what it touches. Positions count from the command's name, which is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     /// Touches no key.
     Nothing,
-    /// Keys at `first`, `first + step`, … up to `last`, which counts from the end where it is negative.
+    /// Keys at `first`, `first + step`, … up to `last`, which counts from the end if it is negative.
     Keys { first: u64, last: i64, step: u64 },
     /// Pairs of a key and a value from 2 on, as many as the number at 1 says.
     Pairs,
@@ -63,7 +63,7 @@ enum Rule {
     Flush,
     /// Changes functions.
     Functions,
-    /// `CLUSTER`: where the word at 1 is `FLUSHSLOT`, the slot at 2.
+    /// `CLUSTER`: the slot at 2, if the word at 1 is `FLUSHSLOT`.
     Cluster,
     /// Keys of slots that it does not name.
     Everything,
@@ -265,20 +265,20 @@ pub(super) struct Decoder {
     /// The position of the first score of [`Rule::Scored`], or of the last of the words `FIELDS`, `STREAMS`,
     /// `STORE`, `DB` and `FLUSHSLOT` that the rule looks for; the number of [`Rule::Pairs`].
     marked_at: Option<u64>,
-    /// The key whose elements come, where its slot is watched.
+    /// The key whose elements come, if its slot is watched.
     key: Option<Vec<u8>>,
     second_key: Option<Vec<u8>>,
     /// The database of a copied or moved key.
     to_db: Option<u32>,
-    /// The elements, one after the other, and where each ends.
+    /// The elements, one after the other, with the end of each.
     elements: Vec<u8>,
     ends: Vec<usize>,
-    /// True where more elements came than are kept.
+    /// True if more elements came than are kept.
     too_many: bool,
 }
 
 impl Decoder {
-    /// A decoder for a stream whose current database is `db`, where that is known.
+    /// A decoder for a stream whose current database is `db`, if that is known.
     pub(super) fn new(rules: Rules, db: Option<u32>) -> Decoder {
         Decoder {
             rules,
@@ -295,12 +295,12 @@ impl Decoder {
         }
     }
 
-    /// The database of what comes next, where that is known.
+    /// The database of what comes next, if that is known.
     pub(super) fn db(&self) -> Option<u32> {
         self.db
     }
 
-    /// The stream goes on where one ended whose database was `db`.
+    /// The stream continues one that ended with database `db`.
     pub(super) fn goes_on_in(&mut self, db: Option<u32>) {
         self.db = self.db.or(db);
     }
@@ -480,7 +480,7 @@ impl Sink for Recorder<'_> {
 
     fn argument(&mut self, index: u64, bytes: &[u8]) {
         let decoder = &mut *self.decoder;
-        // Hashed before anything is kept of it: most keys of a busy server are in slots that nobody watches.
+        // Hashed before anything is kept of it: most keys of a busy server are in slots that are not watched.
         let watched = |set: &TouchedSet| set.is_watched(Slot::of_key(bytes));
         match decoder.role(index) {
             Role::Other => {}
@@ -588,7 +588,7 @@ mod tests {
     fn unknown_commands_touch_all_that_they_name() {
         let touched = follow(Rules::builtin(), SlotSet::full(), &["mod.set k path v", "SET x 1"]);
         assert_eq!(keys(&touched), ["0:k", "0:path", "0:v", "0:x"]);
-        // A document is no key, but nobody can know that.
+        // A document is no key, but the feed cannot know that.
         let long = format!("mod.set k {}", "x".repeat(2 << 20));
         let touched = follow(Rules::builtin(), "0-9".parse().expect("slots"), &[&long]);
         assert_eq!(touched.take_slots().to_string(), "0-9");

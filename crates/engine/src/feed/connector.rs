@@ -10,7 +10,7 @@ use crate::link::{Link, LinkOptions};
 /// The name that feeds show in `CLIENT LIST`.
 pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
 
-/// Where a feed connects to, and how.
+/// If a feed connects to, and how.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     pub(super) endpoint: Arc<Endpoint>,
@@ -34,7 +34,7 @@ impl Connector {
 
     pub(super) async fn open(&self) -> Result<Link> {
         let mut link = Link::open(&self.endpoint, &self.address, self.options).await?;
-        // What arrives on it is not only answers. The feeds see to it themselves, as far as they can.
+        // What arrives on it is not only answers. The feeds themselves keep the login, as far as they can.
         link.keeps_login(false);
         // A courtesy, which an ACL may forbid.
         link.ask(&[b"CLIENT", b"SETNAME", FEED_CLIENT_NAME.as_bytes()]).await?;

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::link::Link;
 use crate::probe::Info;
 
-/// How many clients a server has closed because their output buffers had passed their limits; `None` where it
+/// How many clients a server has closed because their output buffers had passed their limits; `None` if it
 /// does not count them (before Redis 7.2) or may not be asked.
 pub(super) async fn cuts(link: &mut Link) -> Result<Option<u64>> {
     let reply = link.ask(&[b"INFO", b"stats"]).await?;
@@ -20,8 +20,8 @@ pub(super) async fn cuts(link: &mut Link) -> Result<Option<u64>> {
     Ok(info.and_then(|info| info.number("client_output_buffer_limit_disconnections")))
 }
 
-/// Says that the server's limit for replicas has cut a link just now; or that it may have, where the server
-/// does not count whom it cuts off.
+/// Says that the server's limit for replicas has cut a link just now; or that it may have, if the server does
+/// not count the clients that it cuts off.
 pub(super) async fn cut_in_words(link: &mut Link, is_certain: bool) -> Result<String> {
     let reply = setting(link, "client-output-buffer-limit").await?;
     let limit = reply.as_deref().and_then(of_replicas);
@@ -50,7 +50,7 @@ fn now() -> String {
     format_time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// What a server is at that has not let a feed attach yet, in words; `None` where it does not report it.
+/// What a server that has not let a feed attach yet is doing, in words; `None` if it does not report it.
 ///
 /// # Errors
 /// As [`Deployment::open`] and [`Link::ask`].

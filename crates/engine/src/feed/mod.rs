@@ -5,14 +5,14 @@
 //! tried in this order:
 //!
 //! - [`FeedKind::Partial`]: a replication link from the server's present offset. It costs the server nothing.
-//!   It needs a backlog, which a server keeps from its first replica on; where there is none, asking for a
-//!   snapshot makes one, and the question is withdrawn before the snapshot begins wherever the server waits
-//!   with it (`repl-diskless-sync-delay`);
+//!   It needs a backlog, which a server keeps from its first replica on; if there is none, asking for a
+//!   snapshot makes one, and the request is withdrawn before the snapshot begins if the server delays it
+//!   (`repl-diskless-sync-delay`);
 //! - [`FeedKind::Filtered`]: a replication link that starts with a snapshot without data (`rdb-filter-only`,
 //!   Redis 7.0 and later): a fork, and a few hundred bytes;
-//! - [`FeedKind::Tracking`]: invalidations of client-side caching, where replication is forbidden, or can
-//!   only be had with all data. It has blind spots: see [`Feed::misses_consumer_groups`];
-//! - [`FeedKind::Notifications`]: keyspace notifications, where neither is permitted and the server publishes
+//! - [`FeedKind::Tracking`]: invalidations of client-side caching, if replication is forbidden, or would send
+//!   all data. It has blind spots: see [`Feed::misses_consumer_groups`];
+//! - [`FeedKind::Notifications`]: keyspace notifications, if neither is permitted and the server publishes
 //!   all of them. It has more blind spots: see [`Feed::unseen_types`], and [`FeedOptions::notifications`].
 //!
 //! A replication link sees everything: effects of scripts, transactions, expiries, consumer groups. The
@@ -69,7 +69,7 @@ pub fn may_write(command: &str) -> bool {
     let (name, subcommand) = command.split_once('|').unwrap_or((&command, ""));
     match name {
         "EXEC" => true,
-        // The others change who owns what, or report it.
+        // The others change or report owners of slots.
         "CLUSTER" => subcommand == "FLUSHSLOT",
         "FUNCTION" => !["LIST", "DUMP", "STATS"].contains(&subcommand),
         name => command::writes(name.as_bytes()),
@@ -116,8 +116,8 @@ impl Feed {
     /// change that the server acknowledges after this returns will be seen.
     ///
     /// # Errors
-    /// As [`Link::open`](crate::link::Link::open) and [`Link::call`](crate::link::Link::call); `Unfit` where
-    /// no kind of feed can be had; `Timeout`.
+    /// As [`Link::open`](crate::link::Link::open) and [`Link::call`](crate::link::Link::call); `Unfit` if no
+    /// kind of feed is available; `Timeout`.
     pub async fn attach(
         deployment: &Deployment,
         address: &Address,
@@ -132,8 +132,8 @@ impl Feed {
     }
 
     /// Attaches to the server at `address` and records touches from a point of its history on: what came
-    /// after `from` will be seen, however long ago it was. `None` where the server does not have all of that
-    /// any more.
+    /// after `from` will be seen, however long ago it was. `None` if the server does not have all of that any
+    /// more.
     ///
     /// # Errors
     /// As [`Feed::attach`].
@@ -255,13 +255,12 @@ impl Feed {
         self.shared.touched.clone()
     }
 
-    /// The replication offset up to which everything is in [`Feed::touched`]; 0 where it is no replication
-    /// link.
+    /// The replication offset up to which everything is in [`Feed::touched`]; 0 if it is no replication link.
     pub fn offset(&self) -> u64 {
         self.progress.borrow().offset
     }
 
-    /// The point up to which everything is in [`Feed::touched`]; `None` where it is no replication link.
+    /// The point up to which everything is in [`Feed::touched`]; `None` if it is no replication link.
     pub fn history(&self) -> Option<History> {
         let progress = self.progress.borrow();
         let history =
@@ -270,18 +269,17 @@ impl Feed {
     }
 
     /// Waits until everything up to `offset` of the server (`master_repl_offset` of `INFO replication`) is in
-    /// [`Feed::touched`]; false where that takes longer than `timeout_ms`. Only replication
-    /// links know offsets: others wait until everything is recorded that the server did before this was
-    /// called.
+    /// [`Feed::touched`]; false if that takes longer than `timeout_ms`. Only replication links know offsets:
+    /// others wait until everything is recorded that the server did before this was called.
     ///
     /// # Errors
-    /// `Unfit` where the feed has ended; [`Feed::failure`] has the reason.
+    /// `Unfit` if the feed has ended; [`Feed::failure`] has the reason.
     pub async fn reach(&self, offset: u64, timeout_ms: u64) -> Result<bool> {
         let limit = Duration::from_millis(timeout_ms);
         let reached = async {
             if let Some(barriers) = &self.barriers {
                 let (done, answer) = oneshot::channel();
-                // Where the task has ended, the failure below says why.
+                // If the task has ended, the failure below says why.
                 if barriers.send(done).await.is_ok() {
                     let mut progress = self.progress.clone();
                     tokio::select! {
@@ -304,8 +302,8 @@ impl Feed {
     }
 
     /// Compares with what the server at [`Feed::address`] names as its history (`master_replid` of
-    /// `INFO replication`; empty where it names none). Where it is another one the feed ends: another server
-    /// answers there, whose changes are not reported.
+    /// `INFO replication`; empty if it names none). If that is another history, the feed ends: another server
+    /// answers there, and its changes are not reported.
     pub fn compare_history(&self, replid: &str) {
         // It stays the same for as long as the feed lives.
         let own = self.progress.borrow().replid.clone();
@@ -326,7 +324,7 @@ impl Feed {
         self.shared.touched.watched()
     }
 
-    /// Why the feed has ended, where it has.
+    /// Why the feed has ended, if it has.
     pub fn failure(&self) -> Option<FeedFailure> {
         self.progress.borrow().failure.clone()
     }
@@ -357,7 +355,7 @@ impl Feed {
         self.shared.broken.lock().clone()
     }
 
-    /// Why no other one could take its place yet, of one that has ended.
+    /// Of a feed that has ended: why no other feed could take its place yet.
     pub fn is_not_replaced(&self, why: &Error) {
         self.shared.is_broken(Some(why.to_string()));
     }

@@ -4,12 +4,12 @@
 //! names the database and the event. Four things are not published, and each is looked after in another way:
 //!
 //! - **What the setting leaves out.** `notify-keyspace-events` has to name every class of events. It is read
-//!   when the feed is attached and again with every sign of life: where somebody turns it off, the feed ends.
-//!   It may be turned off and on again within that second: where settings were changed, nothing is certain.
-//!   Servers before 7.0 do not report that.
+//!   when the feed is attached and again with every sign of life: if it was turned off, the feed ends. It may
+//!   be turned off and on again within that second: if settings were changed, nothing is certain. Servers
+//!   before 7.0 do not report that.
 //! - **Databases that are emptied or exchanged**, and a server that becomes another's replica for a while.
 //!   The server counts the calls of the commands that do it, so these are looked at as often, and before each
-//!   barrier is answered. Where a count has become smaller, the counts were reset, and nothing is certain.
+//!   barrier is answered. If a count has become smaller, the counts were reset, and nothing is certain.
 //! - **Consumer groups, and functions**, much as with tracking.
 //! - **Keys of some modules**: vector sets, everything of the module `bf`, and suggestions of `search`. The
 //!   feed names these types, for the keys of them to be transferred again. Of modules that are not known here
@@ -38,7 +38,7 @@ const CLASSES: &str = "g$lszhxetd";
 /// servers before 7.0 count it together with `CONFIG GET`, under another name.
 const SWEEPING: [&str; 6] = ["flushall", "flushdb", "swapdb", "replicaof", "slaveof", "config|set"];
 
-/// A module, as `INFO modules` names it, and the types of its keys of which nothing is published.
+/// A module, as `INFO modules` names it, and the types of its keys that publish nothing.
 const MODULES: [(&str, &[&str]); 8] = [
     ("vectorset", &["vectorset"]),
     ("bf", &["MBbloom--", "MBbloomCF", "CMSk-TYPE", "TopK-TYPE", "TDIS-TYPE", "bloomfltr"]),
@@ -83,14 +83,14 @@ pub(super) struct Notifications {
     has_modules: bool,
     /// The setting may be read.
     is_setting_known: bool,
-    /// Types of keys of which nothing is published.
+    /// Types of keys that publish nothing.
     pub(super) unseen_types: Vec<&'static str>,
     /// What could not be checked, in words.
     pub(super) unproven: Vec<String>,
 }
 
 impl Notifications {
-    /// Subscribes on `link`, or says why that will not do. What cannot be checked is accepted only where this
+    /// Subscribes on `link`, or says why that will not do. What cannot be checked is accepted only if this
     /// kind of feed `is_asked_for`.
     pub(super) async fn begin(link: &mut Link, is_asked_for: bool) -> Result<Result<Notifications, String>> {
         let modules = link.ask(&[b"INFO", b"modules"]).await?;
@@ -182,7 +182,7 @@ impl Notifications {
         Ok(())
     }
 
-    /// Why the setting will not do, where it will not.
+    /// Why the setting is not enough, if it is not.
     fn lacks(&self, reply: &Value) -> Option<String> {
         let setting = reply.field(SETTING).and_then(Value::as_str).unwrap_or_default();
         let lacking = lacking(setting, self.has_modules);
@@ -230,7 +230,7 @@ fn modules_of(text: &[u8]) -> Vec<String> {
     names.filter_map(|line| line.split(',').next()).map(str::to_owned).collect()
 }
 
-/// The types of these modules' keys of which nothing is published.
+/// The types of these modules' keys that publish nothing.
 async fn unseen_types(link: &mut Link, modules: &[String]) -> Result<Vec<&'static str>> {
     let mut types = Vec::new();
     for (_, unseen) in MODULES.iter().filter(|(name, _)| modules.iter().any(|module| module == name)) {

@@ -40,15 +40,15 @@ impl fmt::Display for FeedKind {
 pub struct FeedOptions {
     /// Bounds of what is remembered.
     pub limits: TouchedLimits,
-    /// How long to try to attach. A server that is making a snapshot for somebody else lets a
+    /// How long to try to attach. A server that is making a snapshot for another replica lets a
     /// [`FeedKind::Filtered`] feed wait until it is done.
     pub attach_timeout_ms: u64,
     /// How long to try to resume a dropped link.
     pub resume_timeout_ms: u64,
-    /// The only kind to try; all of them, the best first, where it is `None`.
+    /// The only kind to try; if it is `None`, all of them, the best first.
     pub kind: Option<FeedKind>,
-    /// Whether a feed by keyspace notifications will do where no other is to be had and none was named. It
-    /// does not see some types of keys at all: see [`Feed::unseen_types`](super::Feed::unseen_types).
+    /// Whether a feed by keyspace notifications is accepted if no other kind is available and none was named.
+    /// It does not see some types of keys at all: see [`Feed::unseen_types`](super::Feed::unseen_types).
     pub notifications: bool,
 }
 

@@ -22,7 +22,7 @@ pub enum FeedFailure {
     Gap {
         /// The last offset that was seen.
         offset: u64,
-        /// Which limit of the server's cut the link before, where one did.
+        /// Which limit of the server cut the previous link, if one did.
         cut: Option<String>,
     },
     /// The link broke and could not be made again in time.
@@ -83,7 +83,7 @@ pub struct History {
     /// How far in it, in bytes.
     pub offset: u64,
     /// The database that the commands after it are for, until a `SELECT` names another: a stream that goes on
-    /// does not say it again. `None` where it is not known.
+    /// does not say it again. `None` if it is not known.
     #[serde(default)]
     pub db: Option<u32>,
 }
@@ -91,7 +91,7 @@ pub struct History {
 /// How far a feed has come.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// The history that the offset is of; empty where it is no replication link.
+    /// The history that the offset is of; empty if it is no replication link.
     pub(super) replid: String,
     /// The offset up to which everything is in the [`Touched`].
     pub(super) offset: u64,

@@ -169,7 +169,7 @@ impl Pushes {
         shared.bytes_read.fetch_add(read, Ordering::Relaxed);
         // Everything in front of the replies is recorded by now.
         for barrier in answered {
-            // The one that asked may have given up.
+            // The caller may have given up.
             let _ = barrier.send(());
         }
         result

@@ -44,8 +44,8 @@ const BACKLOG_WITHIN: Duration = Duration::from_secs(2);
 /// How long to wait between two looks for it.
 const BACKLOG_EVERY: Duration = Duration::from_millis(1);
 
-/// How long a server may take to say that it continues, and how often it is asked anew where it does not,
-/// before its snapshot is waited for.
+/// How long a server may take to say that it continues, and how often it is asked anew if it does not, before
+/// the feed waits for its snapshot.
 const CONTINUE_WITHIN: Duration = Duration::from_millis(150);
 const OVERTAKE_TRIES: u32 = 8;
 
@@ -131,7 +131,7 @@ pub(super) async fn attach(
                 && Instant::now() < until
             {
                 from = backlog(&mut link).await?;
-                // Where it is refused, nothing will come of it.
+                // If it is refused, no answer will follow.
                 let heard = timeout(BACKLOG_EVERY, asking.receive(READ_BYTES / 64)).await;
                 if from.is_some() || matches!(heard, Ok(Err(_))) || asking.received().starts_with(b"-") {
                     break;
@@ -147,7 +147,7 @@ pub(super) async fn attach(
     stream.ask(from.as_ref()).await?;
     let opening = match from.is_some() && asking.is_some() {
         false => stream.opening().await?,
-        // It answers at once where it can continue; else when the snapshot begins.
+        // It answers at once if it can continue; else when the snapshot begins.
         true => match timeout(CONTINUE_WITHIN, stream.opening()).await {
             Ok(opening) => opening?,
             Err(_) => match overtake(deployment, place, shared, options).await? {
@@ -203,8 +203,8 @@ async fn overtake(
     Ok(None)
 }
 
-/// Attaches a replication link that continues from `from`. `None` where the server no longer has what came
-/// after it, or lets nobody continue.
+/// Attaches a replication link that continues from `from`. `None` if the server no longer has what came after
+/// it, or lets no replica continue.
 pub(super) async fn attach_at(
     deployment: &Deployment,
     place: &Connector,
@@ -232,7 +232,7 @@ pub(super) async fn attach_at(
     Ok(Some(stream))
 }
 
-/// The database that commands are for at the start of a stream, where that is certain: a cluster has one
+/// The database that commands are for at the start of a stream, if that is certain: a cluster has one
 /// database unless it is a Valkey 9 that was given more.
 pub(super) async fn starting_db(deployment: &Deployment, link: &mut Link) -> Result<Option<u32>> {
     if !deployment.is_cluster() {
@@ -240,7 +240,7 @@ pub(super) async fn starting_db(deployment: &Deployment, link: &mut Link) -> Res
     }
     let reply = link.ask(&[b"CONFIG", b"GET", b"cluster-databases"]).await?;
     let databases = match reply.as_error() {
-        // Where it is forbidden to ask, a server that could have more may have more.
+        // If it is forbidden to ask, a server that could have more may have more.
         Some(_) if deployment.facts.dialect == Dialect::Valkey => None,
         Some(_) => Some(1),
         None => Some(reply.field("cluster-databases").and_then(Value::as_int).unwrap_or(1)),
@@ -269,7 +269,7 @@ async fn load_rules(link: &mut Link) -> Result<Rules> {
             command.extend(unknown.iter().map(Vec::as_slice));
             link.ask(&command).await?
         }
-        // Redis 6.2 describes all at once. Where it is forbidden, unknown commands touch all that they name.
+        // Redis 6.2 describes all at once. If it is forbidden, unknown commands touch all that they name.
         None => link.ask(&[b"COMMAND"]).await?,
     };
     let is_write = |entry: &Value| {
@@ -285,11 +285,11 @@ async fn load_rules(link: &mut Link) -> Result<Rules> {
     Ok(rules)
 }
 
-/// Sentinel makes a replica of each line about one in `INFO`, keeps it for good, and asks it for a place in a
-/// failover. It takes none whose port cannot be one.
+/// Sentinel makes a replica of each line about one in `INFO`, keeps it permanently, and asks it to take part
+/// in a failover. It ignores a line whose port is not valid.
 pub(crate) const NO_PORT: &str = "65536";
 
-/// Says what we can take, that nobody can connect to us, and asks that snapshots be without data.
+/// Says what we can take, that no connection to us is possible, and asks that snapshots be without data.
 pub(super) async fn offer(link: &mut Link) -> Result<Offer> {
     link.push(&[b"REPLCONF", b"capa", b"eof", b"capa", b"psync2"]);
     link.push(&[b"REPLCONF", b"rdb-filter-only", b""]);
@@ -315,8 +315,8 @@ pub(super) async fn backlog(link: &mut Link) -> Result<Option<History>> {
     Ok(if info.field("repl_backlog_active") == Some("1") { history() } else { None })
 }
 
-/// Asks for a snapshot on a link of its own, which makes the server keep a backlog from now on. `None` where
-/// the server would have to send data.
+/// Asks for a snapshot on a link of its own, which makes the server keep a backlog from now on. `None` if the
+/// server would have to send data.
 async fn ask_for_snapshot(place: &Connector) -> Result<Option<Link>> {
     let mut link = place.open().await?;
     if !matches!(offer(&mut link).await?, Offer::Filtered) {
@@ -353,7 +353,7 @@ impl Stream {
         }
     }
 
-    /// Why a stream is refused for good; an error where it may be had later.
+    /// Why a stream is refused permanently; an error if it may be available later.
     fn refused(&self, text: &[u8]) -> Result<String> {
         let e = ServerError::classify(text);
         if e.code.is_transient() { Err(self.link.server_error(e, b"PSYNC")) } else { Ok(e.text) }
@@ -485,7 +485,7 @@ impl Stream {
         Error::unfit(e.side, e.at, "attach a feed of changes", what).with_remedy(Remedy::LeaveOutPsyncName)
     }
 
-    /// Makes the link anew and continues where it broke.
+    /// Makes a new link and continues where it broke.
     async fn resume(&mut self, mut cause: Error) -> Result<(), FeedFailure> {
         let until = Instant::now() + Duration::from_millis(self.options.resume_timeout_ms);
         let mut pause = RETRY_PAUSE;

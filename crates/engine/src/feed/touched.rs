@@ -17,7 +17,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 /// A key that was touched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Touch {
-    /// The database it is in. `None` where the feed does not know it: then it may be in any of them.
+    /// The database it is in. `None` if the feed does not know it: then it may be in any of them.
     pub db: Option<u32>,
     /// Its name.
     pub key: Bytes,
@@ -43,8 +43,8 @@ pub struct Elements {
     pub collection: Collection,
     /// Their names: fields of a hash, members of a set or sorted set.
     pub names: BTreeSet<Bytes>,
-    /// True where the key's own time to live may have changed as well: by a command for it, or since the
-    /// removal of its last element removed the key.
+    /// True if the key's own time to live may have changed as well: by a command for it, or since the removal
+    /// of its last element removed the key.
     pub expiry: bool,
 }
 
@@ -127,7 +127,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// An empty one that records touches of the slots in `watched`.
+    /// An empty set that records touches of the slots in `watched`.
     pub fn new(watched: SlotSet, limits: TouchedLimits) -> Touched {
         Touched { set: Mutex::new(TouchedSet::new(watched, limits)), added: Notify::new() }
     }
@@ -181,7 +181,7 @@ impl Touched {
         std::mem::take(&mut self.lock().flushed)
     }
 
-    /// True where functions were loaded or deleted since the last call. A tracking feed does not see them.
+    /// True if functions were loaded or deleted since the last call. A tracking feed does not see them.
     pub fn take_functions_changed(&self) -> bool {
         std::mem::take(&mut self.lock().functions)
     }
@@ -191,12 +191,12 @@ impl Touched {
         self.lock().keys
     }
 
-    /// True where nothing waits: no key, no slot, no flush.
+    /// True if nothing waits: no key, no slot, no flush.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// How many keys wait; `None` where it cannot be known, since whole slots or databases do.
+    /// How many keys wait; `None` if it cannot be known, since whole slots or databases do.
     pub fn count(&self) -> Option<usize> {
         let set = self.lock();
         (set.whole_slots == 0 && !set.flushed).then_some(set.keys)
@@ -310,7 +310,7 @@ struct SlotKeys {
 pub(super) struct TouchedSet {
     limits: TouchedLimits,
     watched: SlotSet,
-    /// For each slot its touched keys, where it has any.
+    /// For each slot, its touched keys, if it has any.
     slots: Vec<Option<Box<SlotKeys>>>,
     /// The slots that have touched keys, each once, those that wait longest first.
     ready: VecDeque<Slot>,
@@ -414,7 +414,7 @@ impl TouchedSet {
         }
     }
 
-    /// A touch of which nobody knows where: every watched slot is touched.
+    /// A touch of unknown keys: every watched slot is touched.
     pub(super) fn everything(&mut self) {
         for slot in &self.watched.clone() {
             self.slot(slot);
@@ -468,7 +468,7 @@ impl TouchedSet {
         }
         let elements_max = self.limits.elements_max;
         let mut new = Some(what);
-        // Taken by the entry where there is none yet.
+        // Taken by the entry if there is none yet.
         let (entry, added) = self.entry(slot, db, key, || new.take().unwrap_or(What::Anything));
         let mut delta = added;
         match new {
@@ -488,8 +488,8 @@ impl TouchedSet {
         self.account(slot, delta);
     }
 
-    /// The entry of a key in a slot that is not touched as a whole, made where there is none, and what making
-    /// it added, in bytes, elements not counted.
+    /// The entry of a key in a slot that is not touched as a whole, made if there is none, and what making it
+    /// added, in bytes, elements not counted.
     fn entry(
         &mut self,
         slot: Slot,

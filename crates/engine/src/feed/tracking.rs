@@ -1,6 +1,6 @@
 //! Invalidations, as client-side caching sends them.
 //!
-//! `CLIENT TRACKING ON BCAST` pushes the name of every key that changes, and a null where a database was
+//! `CLIENT TRACKING ON BCAST` pushes the name of every key that changes, and a null if a database was
 //! emptied. Names come without their database.
 
 use whimbrel_wire::value::Value;
@@ -15,7 +15,7 @@ use crate::link::Link;
 /// What is known of the source of invalidations.
 #[derive(Debug)]
 pub(super) struct Tracking {
-    /// The database of all keys, where there is only one.
+    /// The database of all keys, if there is only one.
     db: Option<u32>,
 }
 

@@ -2,8 +2,8 @@
 //! servers' own migrations, or of the classic way.
 //!
 //! A named connection to each node, as those of a [`Handover`](super::Handover). It ends with the process,
-//! however that ends, so a job that was killed keeps nobody out. One whose machine is gone is listed until
-//! the server finds out (`tcp-keepalive`), or somebody sends `CLIENT KILL ID`.
+//! however that ends, so a job that was killed keeps no other job out. If a job's machine is gone, its
+//! connection is listed until the server finds out (`tcp-keepalive`), or an operator sends `CLIENT KILL ID`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -51,7 +51,7 @@ impl End {
         Ok(self.link.insert(link))
     }
 
-    /// Those to whom we give way. Where the list is forbidden, marks of slots still show them.
+    /// The jobs that we give way to. If the list is forbidden, marks of slots still show them.
     async fn others(&mut self, options: &HandoverOptions) -> Result<Vec<OtherJob>> {
         let list = match list_clients(self.link().await?).await {
             Err(e) if e.server().is_some_and(|e| e.code == Code::NoPermission) => return Ok(Vec::new()),
@@ -67,7 +67,7 @@ impl End {
         Ok(others.filter(|other| other.goes_before(own, options)).collect())
     }
 
-    /// A courtesy: where it does not answer, another connection takes its place the next time.
+    /// A courtesy: if it does not answer, another connection takes its place the next time.
     async fn show(&mut self, name: &Arc<str>) {
         self.connector.name = name.clone();
         let set = async {
@@ -81,7 +81,7 @@ impl End {
 }
 
 impl Claim {
-    /// Connects to the two nodes, as one that looks whether it may begin.
+    /// Connects to the two nodes, as a job that is checking whether it may begin.
     ///
     /// # Errors
     /// As [`Link::open`].

@@ -20,14 +20,13 @@ use crate::probe::Info;
 /// How long the second of two broadcasts may wait for the acknowledgement of the first, and some more.
 const BROADCAST_GAP: Duration = Duration::from_millis(60);
 
-/// How long the source gets to learn by gossip before it is notified, where the pause need not end earlier:
-/// it serves reads meanwhile, and clients of a source that is notified see `CLUSTERDOWN`, as they do where it
-/// has given the slots up.
+/// How long the source gets to learn by gossip before it is notified, if the pause need not end earlier: it
+/// serves reads meanwhile, and clients of a source that is notified see `CLUSTERDOWN`, as they do if it has
+/// given the slots up.
 const GOSSIP_PATIENCE: Duration = Duration::from_secs(1);
 const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 
-/// How long at least, where the pause should end earlier: more than a broadcast may wait for the one before
-/// it.
+/// How long at least, if the pause should end earlier: longer than a broadcast may wait for the previous one.
 const GOSSIP_PATIENCE_MIN: Duration = Duration::from_millis(50);
 
 /// Round trips that the end of a pause takes from then on: the last looks at the source and at the target,
@@ -55,7 +54,7 @@ const TAKE_OVER_RESERVE_MS: u64 = 3_000;
 /// history, the target, and the ranges of slots.
 ///
 /// It answers `held OFFSET`; `written OFFSET`, `changed` (another role, history or ownership) or
-/// `refused ERROR` where it left everything as it was; `broken ERROR` where it could not.
+/// `refused ERROR` if it left everything as it was; `broken ERROR` if it could not.
 const FENCE_SCRIPT: &str = include_str!("fence.lua");
 
 impl Handover {
@@ -126,7 +125,7 @@ impl Handover {
             .await
     }
 
-    /// Lifts the write pause on the source. Safe where there is none.
+    /// Lifts the write pause on the source. Safe if there is none.
     ///
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
@@ -149,12 +148,12 @@ impl Handover {
     ///
     /// A source that keeps no offset is believed if it answers before the pause ends.
     ///
-    /// Where the source would remove the keys itself and die of that while a child of it saves, the fence is
-    /// a [bare](FenceKind::Bare) one for as long as there is a child.
+    /// If the source would remove the keys itself, and would crash doing that while a child of it saves, the
+    /// fence is a [bare](FenceKind::Bare) one for as long as there is a child.
     ///
     /// # Errors
-    /// `Server` where the source refused: then it owns the slots, and may still be paused. After any other it
-    /// is not known what is true.
+    /// `Server` if the source refused: then it owns the slots, and may still be paused. After any other it is
+    /// not known what is true.
     pub async fn fence(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
         self.beside_child = self.minds_children() && self.source_has_child().await?;
         let kind = self.fence_kind();
@@ -339,13 +338,13 @@ impl Handover {
     /// [`clock::now_ms`]: later a replica of the source may have been promoted, and written to.
     ///
     /// # Errors
-    /// `Server` where nothing was changed, for example since it was too late, or something was written behind
-    /// a fence that relies on a pause. `Unfit` where the fence's time has run out, or the target is no
-    /// primary: nothing was changed either. After any other it is not known what is true.
+    /// `Server` if nothing was changed, for example since it was too late, or something was written behind a
+    /// fence that relies on a pause. `Unfit` if the fence's time has run out, or the target is no primary:
+    /// nothing was changed either. After any other it is not known what is true.
     pub async fn take_over(&mut self, slots: &SlotSet, not_after_ms: u64) -> Result<()> {
         // Owners are not made to give up what they have and take it again.
         let is_repeated = slots.difference(&self.taken).is_empty();
-        // Not where an earlier process fenced: that has to come to its end.
+        // Not if an earlier process fenced: that fence has to run out.
         if let Some(fence) = self.long_pause.clone() {
             // Not a second time: a source that has lost slots removes their keys, which moves its offset.
             if !is_repeated {
@@ -376,7 +375,7 @@ impl Handover {
         self.taken = slots.clone();
     }
 
-    /// Claims `slots`, and has the target notify all others at once. False where something was refused: then
+    /// Claims `slots`, and has the target notify all others at once. False if something was refused: then
     /// some of the slots may have been claimed.
     async fn claim_and_announce(&mut self, slots: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
@@ -391,8 +390,8 @@ impl Handover {
         Ok(self.claim(&rest, &rest).await? && self.claim_aloud(messenger).await?)
     }
 
-    /// Claims one slot with a broadcast of all that the target has. False where that was refused, by the
-    /// target or by its replicas' not answering: then the slot is as before.
+    /// Claims one slot with a broadcast of all that the target has. False if that was refused, by the target,
+    /// or because its replicas did not answer: then the slot is as before.
     async fn claim_aloud(&mut self, slot: Slot) -> Result<bool> {
         let importing = Mark::Importing(self.source.id.clone());
         let node = Mark::Node(self.target.id.clone());
@@ -412,14 +411,14 @@ impl Handover {
     }
 
     /// Deletes the slots `known` in the target's view, and adds `added`, with a new epoch and a broadcast (on
-    /// Valkey 8.0 without one). False where one of these was refused.
+    /// Valkey 8.0 without one). False if one of these was refused.
     async fn claim(&mut self, known: &SlotSet, added: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
         let until_ms = self.claim_until_ms;
         let importing = Mark::Importing(self.source.id.clone());
         let node = Mark::Node(self.target.id.clone());
         // Assigning a slot that is marked as importing bumps the epoch and broadcasts, but must not be done
-        // in a transaction where it waits for replicas. There, bumping the epoch broadcasts by itself.
+        // in a transaction if it waits for replicas. There, bumping the epoch broadcasts by itself.
         let messenger = last(added).filter(|_| !traits.setslot_waits);
         let (mut known, mut added) = (known.clone(), added.clone());
         if let Some(messenger) = messenger {
@@ -472,7 +471,7 @@ impl Handover {
         }
         let missing = slots.difference(&me.slots);
         let Members { source, target } = &self.members;
-        // One that is down may be a former primary of either shard.
+        // A node that is down may be a former primary of either shard.
         let is_elsewhere = |slot: &Slot| {
             view.primary_of(*slot).is_some_and(|owner| {
                 owner.is_usable() && !source.contains(&owner.id) && !target.contains(&owner.id)
@@ -491,7 +490,7 @@ impl Handover {
                     return Err(self.target.in_doubt("take over", "the target refused some of the slots"));
                 }
             }
-            // Taken over before, but perhaps not announced to anybody.
+            // Taken over before, but perhaps not announced to any node.
             true if me.config_epoch < highest => {
                 let bumped = self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await;
                 bumped.map_err(|e| unclear(&self.target, e))?;
@@ -506,7 +505,7 @@ impl Handover {
     }
 
     /// Lifts a fence that is nothing but a longer pause, with one command: no take-over has been sent since.
-    /// False where the source has given the slots up: then they must be given back.
+    /// False if the source has given the slots up: then they must be given back.
     ///
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
@@ -518,15 +517,15 @@ impl Handover {
         Ok(is_pause)
     }
 
-    /// Sees to it that the source does not own `slots` in its own view, knows that the target does, and then
+    /// Makes sure that the source does not own `slots` in its own view, knows that the target does, and then
     /// lifts the pause. Safe to repeat. Call it only after [`Handover::take_over`].
     ///
-    /// The source learns of it from the target, and is notified by us where that takes too long: with `until`
+    /// The source learns of it from the target, and is notified by us if that takes too long: with `until`
     /// such that the pause can be over by then.
     ///
     /// # Errors
-    /// `Unfit` where the target does not own the slots, or the source does not come to know of it in time:
-    /// then the pause is not lifted unless the source has given the slots up. As
+    /// `Unfit` if the target does not own the slots, or the source does not come to know of it in time: then
+    /// the pause is not lifted unless the source has given the slots up. As
     /// [`Link::call`](crate::link::Link::call).
     pub async fn settle(&mut self, slots: &SlotSet, until: Option<Instant>) -> Result<()> {
         let begun = Instant::now();
@@ -546,10 +545,10 @@ impl Handover {
                 return self.release().await;
             }
             let is_late = begun.elapsed() > settle_for;
-            // One that hung meanwhile and still owns them has to be notified first.
+            // A source that hung meanwhile and still owns them has to be notified first.
             if is_late && (tried || still.is_empty()) {
                 return match still.is_empty() {
-                    // It accepts no write to them, so nobody need wait any longer.
+                    // It accepts no write to them, so no writer has to wait any longer.
                     true => self.release().await,
                     false => Err(self
                         .source
@@ -576,9 +575,9 @@ impl Handover {
     }
 
     /// Takes `still` from the source, lifts the pause, then assigns `unlearned` to the target in its view.
-    /// False where the source has just learned of some of them by itself: look again.
+    /// False if the source has just learned of some of them by itself: ask again.
     async fn notify_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
-        // Asked once more: a replica that never heard of the claim may have taken its place since. Where it
+        // Asked once more: a replica that never heard of the claim may have taken its place since. If it
         // hangs, what it answered to the claim counts: the source takes writes when its pause has ended.
         let seen = timeout(TARGET_LOOK_MAX, self.target.view()).await;
         let owns = match seen {
@@ -617,12 +616,12 @@ impl Handover {
     }
 
     /// Undoes a fence after which no take-over took place: the source owns `slots` again and is not paused.
-    /// Safe to repeat, and safe where there was no fence. Marks on a target that takes slots by itself are
+    /// Safe to repeat, and safe if there was no fence. Marks on a target that takes slots by itself are
     /// cleared first, others stay.
     ///
     /// # Errors
-    /// `Server` where nothing was changed. `Unfit` where the target owns some of the slots, or another node
-    /// does: then the source must not have them. After any other it is not known what is true.
+    /// `Server` if nothing was changed. `Unfit` if the target owns some of the slots, or another node owns
+    /// them: then the source must not have them. After any other it is not known what is true.
     pub async fn give_back(&mut self, slots: &SlotSet) -> Result<()> {
         if self.target.traits.takes_by_itself {
             self.clear_marks_only(slots).await?;
@@ -638,7 +637,7 @@ impl Handover {
         self.release().await
     }
 
-    /// Has the source own those of `slots` that nobody has, or the target in its view.
+    /// Has the source own those of `slots` that no node owns, or that the target owns, in its view.
     async fn own_again(&mut self, slots: &SlotSet) -> Result<()> {
         let view = self.source.view().await?;
         let me = view.me();
@@ -732,7 +731,7 @@ impl Answer {
 
     /// Whether nothing was written between the offset in `paused` and this.
     fn is_held(&self, paused: &Paused) -> bool {
-        // Where the offset does not show that: it was still paused when it answered.
+        // If the offset does not show that: it was still paused when it answered.
         let unchanged =
             is_untouched(paused.offset, self.offset).unwrap_or(self.answered_ms < paused.until_ms);
         self.is_primary && self.history == paused.history && unchanged

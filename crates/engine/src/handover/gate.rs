@@ -1,16 +1,15 @@
 //! Fencing and taking over without a moment in which clients are sent back and forth between the two nodes.
 //!
-//! With [`SlotFenceKind::Redirecting`] the source redirects from the moment of the
-//! fence, and the target does so until it has taken over. The time in between is that of our own round trips,
-//! and a client may be faster. So, where it can be had, the target waits for the source by itself and serves
-//! nobody meanwhile:
+//! With [`SlotFenceKind::Redirecting`] the source redirects from the moment of the fence, and the target does
+//! so until it has taken over. The time in between is that of our own round trips, and a client may be
+//! faster. So, if possible, the target itself waits for the source and serves no client meanwhile:
 //!
 //! - a script on the target sends the source a key with `MIGRATE`. The source is paused for writes, so it
 //!   does not answer; a `MIGRATE` is synchronous, so the target does nothing else;
 //! - the fence on the source is followed by `CLIENT UNPAUSE` in the same turn. The source takes the `MIGRATE`
 //!   up again, and answers `MOVED`, to the target: it does not own the slot any more. That answer *is* the
-//!   proof that the fence is in effect, whatever became of us. No other answer is taken for one, a
-//!   redirection to another node neither;
+//!   proof that the fence is in effect, whatever became of us. No other answer counts as one, not even a
+//!   redirection to another node;
 //! - the script takes over, and only then the target serves clients again.
 //!
 //! The key is empty, the script deletes it, and it has a time to live besides. If the fence did not hold, the
@@ -35,8 +34,8 @@ use crate::link::Link;
 /// The script on the target.
 const GATE_SCRIPT: &str = include_str!("gate.lua");
 
-/// How long the target waits for the source at most. It serves nobody for that long, so this is short. On a
-/// busy machine the fence may follow tens of milliseconds later, and a target that waits no longer sends
+/// How long the target waits for the source at most. It serves no client for that long, so this is short. On
+/// a busy machine the fence may follow tens of milliseconds later, and a target that waits no longer sends
 /// clients back and forth.
 const WAIT_MS_MAX: u64 = 100;
 
@@ -54,16 +53,15 @@ const EPOCH_PATIENCE: Duration = Duration::from_secs(5);
 const MESSENGERS_MAX: usize = 16;
 
 impl Handover {
-    /// Prepares what must not take time under the pause: sees to it that the target's claim will have an
+    /// Prepares what must not take time under the pause: makes sure that the target's claim will have an
     /// epoch above the source's, since one with a lower epoch would not be believed, and the target would
     /// lose the slots again, with their keys; has the connections ready; and tries out whether the target can
     /// wait for the source.
     ///
-    /// Call it before every pause. Safe to repeat; waits some milliseconds where epochs had to be changed.
+    /// Call it before every pause. Safe to repeat; waits some milliseconds if epochs had to be changed.
     ///
     /// # Errors
-    /// As [`Link::call`](crate::link::Link::call); `Unfit` where the target does not hear of the source's
-    /// epoch.
+    /// As [`Link::call`](crate::link::Link::call); `Unfit` if the target does not hear of the source's epoch.
     pub async fn raise_epoch(&mut self) -> Result<()> {
         self.settle_epochs(EPOCH_PATIENCE).await?;
         self.prepare_gate().await;
@@ -75,8 +73,8 @@ impl Handover {
     /// between the two nodes for as long as the caller takes in between. Not after `not_after_ms`, as there.
     ///
     /// # Errors
-    /// `Server` where nothing was changed. After any other it is not known what is true: neither of the
-    /// source, nor, where it is [fenced by a script](Handover::fences_by_script), of the target.
+    /// `Server` if nothing was changed. After any other it is not known what is true of the source; nor, if
+    /// it is [fenced by a script](Handover::fences_by_script), of the target.
     pub async fn fence_and_take_over(
         &mut self,
         slots: &SlotSet,
@@ -130,7 +128,7 @@ impl Handover {
         };
         let named = [named.0, named.1];
         let mut gate = Gate { host: host.to_owned(), port: port.to_owned(), named, messengers: Vec::new() };
-        // A slot of the target's own: the source redirects to it. Where it has none, one that it imports:
+        // A slot of the target's own: the source redirects to it. If it has none, a slot that it imports:
         // then the source takes the key, and it is deleted there.
         let own = self.target.view().await?.me().slots.clone();
         let (slot, importing) = match (own.iter().next(), self.marked.iter().next()) {
@@ -159,8 +157,8 @@ impl Handover {
         Ok((works && !gate.messengers.is_empty()).then_some(gate))
     }
 
-    /// The fence and the take-over, with the target waiting. `None` where that could not be begun: then
-    /// nothing has happened.
+    /// The fence and the take-over, with the target waiting. `None` if that could not be begun: then nothing
+    /// has happened.
     pub(super) async fn fence_with_gate(
         &mut self,
         gate: &Gate,
@@ -176,8 +174,8 @@ impl Handover {
         if waiting.flush().await.is_err() {
             return Ok(None);
         }
-        // Where it is not seen to wait the fence follows all the same: then clients may be sent back and
-        // forth a few times.
+        // If it is not seen to wait, the fence follows all the same: then clients may be sent back and forth
+        // a few times.
         let begun = self.wait_until_begun(gate, left / 2).await;
         let fenced = self.fence_by_script(slots, paused, true).await;
         // Bounded by the time that the target waits, and what it takes to answer.
@@ -194,7 +192,7 @@ impl Handover {
         let mut fenced = fenced?;
         if !fenced.held {
             if answer.is_none() {
-                // It may still come to it, and find the source fenced by somebody else.
+                // It may still come to it, and find the source fenced by another job.
                 return Err(self.target.in_doubt("the fence", "the target does not answer"));
             }
             // The source may have taken the key instead. Another's word would be as good: nobody needs it.

@@ -20,24 +20,25 @@
 //!   learn by gossip, which would crash Redis 7.2 to 8.0 under a pause, and on 7.0 would leave keys behind on
 //!   replicas. (Assigning a slot directly is refused while it holds keys.) Clients that come before the
 //!   take-over are sent back and forth between the two nodes, so that must follow at once:
-//!   [`Handover::fence_and_take_over`]. A script does the same where it may be used: it looks first, and acts
+//!   [`Handover::fence_and_take_over`]. A script does the same if it may be used: it looks first, and acts
 //!   only if nothing was written. Its single short answer makes the time until the take-over short; answers
-//!   to a thousand commands of a transaction do not. And where the target can be made to wait for the source,
+//!   to a thousand commands of a transaction do not. And if the target can be made to wait for the source,
 //!   there is no such time at all.
-//! - [`SlotFenceKind::Gossip`] (Valkey 8.1 and later, where `SETSLOT` in a transaction crashes, and where
-//!   learning by gossip under a pause does not): one transaction prolongs the pause and reads the replication
-//!   offset. If nothing was written until then, nothing can be until long after the take-over. The source
-//!   learns of that by gossip and deletes its keys itself, in one go, on its replicas as well; it is released
-//!   once it has learned. No client is sent anywhere before the target is ready. Batches must be small, since
-//!   the deletion blocks the source, and since for each slot every node of the cluster writes a line to its
-//!   log.
-//! - [`SlotFenceKind::Bare`] (Valkey 8.0, where both of the above crash): the source deletes the slots, and
-//!   learns of the new owner by gossip or by being notified. Clients may see `CLUSTERDOWN` for some
+//! - [`SlotFenceKind::Gossip`] (Valkey 8.1 and later, whose `SETSLOT` in a transaction crashes, and whose
+//!   learning by gossip under a pause does not crash): one transaction prolongs the pause and reads the
+//!   replication offset. If nothing was written until then, nothing can be until long after the take-over.
+//!   The source learns of that by gossip and deletes its keys itself, in one go, on its replicas as well; it
+//!   is released once it has learned. No client is sent anywhere before the target is ready. Batches must be
+//!   small, since the deletion blocks the source, and since for each slot every node of the cluster writes a
+//!   line to its log.
+//! - [`SlotFenceKind::Bare`] (Valkey 8.0, on which both of the above crash): the source deletes the slots,
+//!   and learns of the new owner by gossip or by being notified. Clients may see `CLUSTERDOWN` for some
 //!   milliseconds.
 //!
-//! Valkey 8.1.0 to 8.1.4 may die of removing keys of a lost slot while a child of theirs saves, for a file or
-//! for a replica (<https://github.com/valkey-io/valkey/pull/2753>; seen with 8.1.1). Their source is asked
-//! before the fence: where there is a child the fence is a bare one. Before the take-over it is asked again.
+//! Valkey 8.1.0 to 8.1.4 may crash when they remove keys of a lost slot while a child of theirs saves, for a
+//! file or for a replica (<https://github.com/valkey-io/valkey/pull/2753>; seen with 8.1.1). Their source is
+//! asked before the fence: if there is a child, the fence is a bare one. Before the take-over it is asked
+//! again.
 //!
 //! # What else was found with real servers, and relied on here
 //!
@@ -45,7 +46,7 @@
 //!   second one waits for the acknowledgement of the first. `CLUSTER BUMPEPOCH` broadcasts. So the epoch is
 //!   raised well before the pause, and the take-over broadcasts once.
 //! - `BUMPEPOCH` in the transaction that adds slots announces them at once, but answers `STILL` and announces
-//!   nothing where the node's epoch is the highest already. So on Valkey, where `SETSLOT` cannot be used in a
+//!   nothing if the node's epoch is the highest already. So on Valkey, on which `SETSLOT` cannot be used in a
 //!   transaction and would make writers wait for replicas, the source's epoch is raised above the target's
 //!   beforehand. Valkey 8.0 announces nothing even so. There the transaction leaves out one slot, and a
 //!   `SETSLOT` for that follows: without it, others would hear of the new owner by chance, most of a second
@@ -55,10 +56,10 @@
 //!   each such take-over is followed by a `PING`.
 //! - A node and its replicas that see the node lose its last slot turn into replicas of the new owner, unless
 //!   `cluster-allow-replica-migration` is off. It is switched off on the source and its replicas while its
-//!   last slots move. Even then, on Redis, the source's replicas follow where *all* slots of the source go to
-//!   a target without slots *at once*: see [`Handover::should_split`].
+//!   last slots move. Even then, on Redis, the source's replicas follow if *all* slots of the source go to a
+//!   target without slots *at once*: see [`Handover::should_split`].
 //! - Since Valkey 8 a write pause holds up `SETSLOT`: nothing of the kind is sent to a source that is paused.
-//! - Redis 8.4 and later show keys of a slot, and count them, only where it is the node's own or marked as
+//! - Redis 8.4 and later show keys of a slot, and count them, only if the slot is the node's own or marked as
 //!   importing; `DBSIZE` and the memory have them all the same. So what is to be counted or removed there is
 //!   marked meanwhile. A source that learns by gossip that it lost a slot removes the keys itself; one that
 //!   was notified with `SETSLOT` does not. Marks are refused while the server removes what a migration of its
@@ -97,7 +98,7 @@ use crate::nodes::{Node, native_migrations};
 use crate::probe::Info;
 
 /// Round trips between fence and release: the fence, the take-over, the source's view, the end of the pause.
-/// Where the target is made to wait, the sight of that takes the place of the take-over.
+/// If the target is made to wait, the check of that takes the place of the take-over.
 const SEAL_TRIPS: u32 = 4;
 
 /// With a fence that relies on the pause: the source is asked once more before the take-over.
@@ -108,7 +109,7 @@ const SEAL_TRIPS_GOSSIP: u32 = SEAL_TRIPS + 1;
 const SEAL_TRIPS_BARE: u32 = 9;
 
 /// What a source does in one go when slots leave it, in microseconds: for each slot (a command of the fence,
-/// and where it logs each, two lines of its log), and for each key that it deletes by itself.
+/// and if it logs each, two lines of its log), and for each key that it deletes by itself.
 const SLOT_US: u64 = 4;
 const LOGGED_SLOT_US: u64 = 20;
 const KEY_US: u64 = 2;
@@ -141,7 +142,7 @@ impl Handover {
     /// Connects to the two primaries.
     ///
     /// # Errors
-    /// `Unfit` where the cluster knows no such node; whatever keeps us from connecting.
+    /// `Unfit` if the cluster knows no such node; whatever keeps us from connecting.
     pub async fn open(deployment: &Deployment, source: NodeId, target: NodeId) -> Result<Handover> {
         Handover::open_with(deployment, source, target, HandoverOptions::default()).await
     }
@@ -231,8 +232,8 @@ impl Handover {
         Ok(source?.max(target?))
     }
 
-    /// How long it takes from the fence of `slots` slots with `keys` keys to the release, where nothing
-    /// stalls, with round trips of this length.
+    /// How long it takes from the fence of `slots` slots with `keys` keys to the release, if nothing stalls,
+    /// with round trips of this length.
     pub fn sealing(&self, slots: usize, keys: u64, round_trip: Duration) -> Duration {
         let (slot_us, key_us) = match self.usual_fence() {
             SlotFenceKind::Gossip if !self.source.traits.logs_ranges => (LOGGED_SLOT_US, KEY_US),
@@ -242,8 +243,8 @@ impl Handover {
         let us = slot_us.saturating_mul(slots as u64).saturating_add(key_us.saturating_mul(keys));
         let trips = match self.usual_fence() {
             SlotFenceKind::Bare => SEAL_TRIPS_BARE,
-            // One question more before the fence, one before the take-over, and the other fence where there
-            // is a child.
+            // One question more before the fence, one before the take-over, and the other fence if there is a
+            // child.
             SlotFenceKind::Gossip if self.minds_children() => SEAL_TRIPS_BARE + 2,
             SlotFenceKind::Gossip => SEAL_TRIPS_GOSSIP,
             SlotFenceKind::Redirecting => SEAL_TRIPS,
@@ -263,12 +264,12 @@ impl Handover {
         self.target.rename(name).await
     }
 
-    /// Connections of other jobs of whimbrel's on the two nodes: their names, and where they come from. Two
+    /// Connections of other jobs of whimbrel's on the two nodes: their names, and their addresses. Two
     /// handovers of one node would lift each other's pauses.
     ///
-    /// A job that has begun sees others that have; it does not give way to one that looks whether it may
-    /// begin. That one sees the former, and those that came to a node before it and look as well: of two that
-    /// look at one time, one at most finds nobody.
+    /// A job that has begun sees others that have; it does not give way to a job that is only checking
+    /// whether it may begin. A checking job sees the jobs that have begun, and the checking jobs that came to
+    /// a node before it. So of two jobs that check at the same time, at most one sees no other job.
     ///
     /// A connection that is just being closed counts for up to a second.
     ///
@@ -312,7 +313,7 @@ impl Handover {
         Ok(Inspection { source, target })
     }
 
-    /// True where `slots` are all that the source has and the target has none: then Redis would make the
+    /// True if `slots` are all that the source has and the target has none: then Redis would make the
     /// source's replicas follow the slots. Handed over in two batches, one of them of a single slot, they
     /// stay.
     ///
@@ -326,13 +327,12 @@ impl Handover {
         Ok(slots.len() > 1 && all && target_is_empty && has_replicas && !self.source.traits.setslot_waits)
     }
 
-    /// Finds the nodes on which replicas must be kept from following `slots`: the source and its replicas,
-    /// where these are its last. Changes nothing; a caller that means to survive a crash writes
+    /// Finds the nodes whose replicas must be kept from following `slots`: the source and its replicas, if
+    /// these are its last. Changes nothing; a caller that means to survive a crash writes
     /// [`Handover::sheltered`] down before [`Handover::mark_importing`].
     ///
     /// # Errors
-    /// As [`ClusterView::ask`](crate::nodes::ClusterView::ask); where a replica of the source cannot be
-    /// reached.
+    /// As [`ClusterView::ask`](crate::nodes::ClusterView::ask); if a replica of the source cannot be reached.
     pub async fn find_shelter(&mut self, slots: &SlotSet) -> Result<()> {
         let view = self.source.view().await?;
         if !view.me().slots.difference(slots).is_empty() {
@@ -345,7 +345,7 @@ impl Handover {
             }
             let (mut link, _) = self.source.connector.open(&node.address).await?;
             let reply = link.ask(&[b"CONFIG", b"GET", MIGRATION_OPTION]).await?;
-            // Where it cannot be read it cannot be set, and then the replicas follow: no harm to any key.
+            // If it cannot be read it cannot be set, and then the replicas follow: this harms no key.
             if reply.as_items().and_then(|r| r.get(1)).and_then(|v| v.as_str()) == Some("yes") {
                 self.sheltered.push((node.id.clone(), node.address.clone()));
             }
@@ -361,7 +361,7 @@ impl Handover {
     /// Marks `slots` on the target as importing from the source. Staged keys can be written to them then,
     /// with `ASKING`. Begins what [`Handover::raise_epoch`] waits for. Safe to repeat.
     ///
-    /// Where these are the source's last slots, its replicas and itself are kept from following them, until
+    /// If these are the source's last slots, its replicas and itself are kept from following them, until
     /// [`Handover::confirm`], [`Handover::clear_marks`] or [`Handover::give_back`].
     ///
     /// # Errors
@@ -370,13 +370,13 @@ impl Handover {
         self.find_shelter(slots).await?;
         for (_, address) in &self.sheltered {
             let (mut link, _) = self.source.connector.open(address).await?;
-            // Refused where the user may not: then the replicas follow, and no key comes to harm.
+            // Refused if the user may not: then the replicas follow, and no key comes to harm.
             link.ask(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"no"]).await?;
         }
         let mark = Mark::Importing(self.source.id.clone());
         let deadline = Instant::now() + REPLICAS_MAX;
-        // Servers that have their replicas follow each SETSLOT refuse it while these lag. Nobody waits for us
-        // yet.
+        // Servers that have their replicas follow each SETSLOT refuse it while these lag. No client waits for
+        // us yet.
         while let Err(e) = self.target.set_slots(slots, &mark).await {
             let is_lag = e.server().is_some_and(|e| e.code == Code::WritesStopped);
             if !is_lag || Instant::now() >= deadline {

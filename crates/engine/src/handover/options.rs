@@ -44,13 +44,12 @@ impl fmt::Display for SlotFenceKind {
 /// How a handover behaves.
 #[derive(Debug, Clone)]
 pub struct HandoverOptions {
-    /// Distinguished from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
+    /// Distinguished from other jobs by this, in `CLIENT LIST`; nothing if it is empty.
     pub label: String,
-    /// What all jobs of this process have in common: they see to it themselves that two of them do not get
-    /// into each other's way, and are not reported as [other jobs](super::Handover::other_jobs). Nothing
-    /// where it is empty.
+    /// What all jobs of this process have in common: they themselves make sure that two of them do not
+    /// interfere, and are not reported as [other jobs](super::Handover::other_jobs). Nothing if it is empty.
     pub process: String,
-    /// The slots of the job, for others to see who has them; none where they are not known.
+    /// The slots of the job, so that others see which job has them; none if they are not known.
     pub slots: SlotSet,
     /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
     /// it; one with a label begins with [`Handover::begin`](super::Handover::begin).
@@ -58,12 +57,12 @@ pub struct HandoverOptions {
     /// Another fence than the server's own choice. Only one that the server survives: see the
     /// [module](super).
     pub fence: Option<SlotFenceKind>,
-    /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
+    /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` if the server has them.
     pub ranges: bool,
-    /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and
-    /// is faster.
+    /// Fence with a script if the server and the user's permissions allow it: it looks before it acts, and is
+    /// faster.
     pub scripts: bool,
-    /// Have the target wait for the source where that can be done, so that no client is sent back and forth.
+    /// Have the target wait for the source if that is possible, so that no client is sent back and forth.
     pub gate: bool,
     /// How long [`Handover::confirm`](super::Handover::confirm) waits for all nodes.
     pub confirm_ms: u64,

@@ -23,7 +23,7 @@ use super::options::{HandoverOptions, SlotFenceKind};
 /// Commands sent before their replies are read.
 const PIPELINED: usize = 256;
 
-/// Connections over which slots are marked where each mark waits for the node's replicas. Every turn of the
+/// Connections over which slots are marked if each mark waits for the node's replicas. Every turn of the
 /// server's event loop takes one from each of them and then writes `nodes.conf`, so their number divides the
 /// time; more than these gain nothing.
 const POOL_MAX: usize = 64;
@@ -80,8 +80,8 @@ pub(super) struct Traits {
 }
 
 impl Traits {
-    /// What a server of this version is like, found in `INFO server`. A server that says nothing of itself is
-    /// taken for one that must be spared everything.
+    /// What a server of this version is like, found in `INFO server`. A server that says nothing about itself
+    /// is treated as the most fragile version.
     fn of(info: &Info, ranges: bool, scripts: bool) -> Traits {
         let valkey = info.field("valkey_version").map(first_two);
         let later_valkey = valkey.is_some_and(|v| v >= (8, 0));
@@ -138,10 +138,10 @@ impl Mark {
     }
 
     /// Runs the command, which waits for the node's replicas for `timeout_ms` at most: Valkey 8.0 and later.
-    /// False where it was refused: then the node has not changed, but its replicas may have.
+    /// False if it was refused: then the node has not changed, but its replicas may have.
     ///
     /// # Errors
-    /// Where the connection fails.
+    /// If the connection fails.
     pub(super) async fn set_within(&self, link: &mut Link, slot: Slot, timeout_ms: u64) -> Result<bool> {
         self.push_with(link, slot, Some(timeout_ms));
         link.flush().await?;
@@ -174,7 +174,7 @@ impl Mark {
     }
 }
 
-/// From which node each of `slots` can be marked as importing: its owner, or any other primary where it has
+/// From which node each of `slots` can be marked as importing: its owner, or any other primary if it has
 /// none.
 pub(super) fn origins(view: &ClusterView, slots: &SlotSet) -> BTreeMap<NodeId, Vec<Slot>> {
     let me = &view.me().id;
@@ -204,7 +204,7 @@ impl Connector {
         link.push(&[b"CLIENT", b"ID"]);
         link.flush().await?;
         let replies = link.replies(2).await?;
-        // Both are a courtesy; where they are forbidden the others just cannot see us.
+        // Both are a courtesy; if they are forbidden the others just cannot see us.
         Ok((link, replies[1].as_int()))
     }
 }
@@ -285,8 +285,8 @@ impl Peer {
         )
     }
 
-    /// Runs `work` with the control connection, which is opened where there is none. It is given up where it
-    /// may be out of step afterwards: on any error but a server's own, and where the future is dropped.
+    /// Runs `work` with the control connection, which is opened if there is none. It is given up if it may be
+    /// out of step afterwards: on any error but a server's own, and if the future is dropped.
     pub(super) async fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> Result<T>) -> Result<T> {
         let mut link = self.take().await?;
         let result = work(&mut link).await;
@@ -327,8 +327,8 @@ impl Peer {
         self.run(ClusterView::ask).await
     }
 
-    /// Sets one mark for each of `slots`: pipelined over one connection, or over many where the server waits
-    /// for its replicas with each.
+    /// Sets one mark for each of `slots`: pipelined over one connection, or over many if the server waits for
+    /// its replicas with each.
     pub(super) async fn set_slots(&mut self, slots: &SlotSet, mark: &Mark) -> Result<()> {
         let slots: Vec<Slot> = slots.iter().collect();
         if slots.is_empty() {
@@ -409,8 +409,8 @@ impl Peer {
         self.pool_used = Instant::now();
     }
 
-    /// Queues `CLUSTER ADDSLOTS` or `DELSLOTS` for all of `slots`, by ranges where the server knows those.
-    /// One command.
+    /// Queues `CLUSTER ADDSLOTS` or `DELSLOTS` for all of `slots`, by ranges if the server knows those. One
+    /// command.
     pub(super) fn push_slots(traits: Traits, link: &mut Link, command: &str, slots: &SlotSet) {
         let outbox = link.outbox();
         if traits.ranges {
@@ -445,12 +445,12 @@ impl Peer {
     }
 
     /// The number of the latest of our own connections on this server: of two candidates the later one gives
-    /// way. One that does not know its number gives way to all.
+    /// way. A candidate that does not know its number gives way to all.
     pub(super) fn number(&self) -> i64 {
         self.own.last().copied().unwrap_or(i64::MAX)
     }
 
-    /// The connections on this server that belong to a job of whimbrel's, or to one that is about to begin,
+    /// The connections on this server that belong to a job of whimbrel's, or to a job that is about to begin,
     /// and are not our own.
     pub(super) async fn other_jobs(&mut self) -> Result<Vec<OtherJob>> {
         let at = self.address.clone();
@@ -572,8 +572,8 @@ async fn set_slots_over(link: &mut Link, slots: &[Slot], mark: &Mark) -> Result<
 /// Runs a transaction. `queue` queues its commands and returns their number.
 ///
 /// # Errors
-/// `Server` where the server refused to queue a command, or all of them: then none was executed. What a
-/// command answers inside the transaction is a value.
+/// `Server` if the server refused to queue a command, or all of them: then none was executed. What a command
+/// answers inside the transaction is a value.
 pub(super) async fn transaction(
     link: &mut Link,
     what: &str,

@@ -47,7 +47,7 @@ const TARGET: [Command; 4] = [
     &[b"ASKING"],
 ];
 
-/// Where the source learns of its loss by gossip.
+/// If the source learns of its loss by gossip.
 const BUMP: Command = &[b"CLUSTER", b"BUMPEPOCH"];
 
 /// What the classic way needs on both nodes, and on each.
@@ -63,15 +63,14 @@ const LEGACY_TARGET: [Command; 1] = [&[b"RESTORE-ASKING", PROBE_KEY, b"0", b"-"]
 /// How much longer than the longest of whimbrel's own pauses.
 const HELD_MORE_MS: u64 = 2_000;
 
-/// Outside of a transaction, where they are refused for just that.
+/// Outside of a transaction: in one they are refused for just that.
 const OF_TRANSACTIONS: [Command; 2] = [&[b"EXEC"], &[b"DISCARD"]];
 
 impl Handover {
     /// Finds out whether this user may do everything that a handover needs, before anything is changed.
     ///
     /// # Errors
-    /// `Server` for the first command that is forbidden; `Paused` where somebody has paused the clients of a
-    /// node.
+    /// `Server` for the first command that is forbidden; `Paused` if the clients of a node are paused.
     pub async fn check_permissions(&mut self) -> Result<()> {
         let held_ms_max = self.held_ms_max();
         let bumps = self.usual_fence() == SlotFenceKind::Gossip;
@@ -95,7 +94,7 @@ impl Handover {
     }
 
     /// As [`Handover::check_permissions`], for slots that move the classic way. That needs no transactions,
-    /// and no rights for other keys than those that move: where the user has none of these, nothing is found
+    /// and no rights for other keys than those that move: if the user has none of these, nothing is found
     /// out.
     ///
     /// # Errors
@@ -148,7 +147,7 @@ fn refusal(link: &Link, commands: &[Command], replies: &[Value]) -> Result<()> {
     answers.try_for_each(|(command, reply)| refused(link, command, ServerError::of(reply)))
 }
 
-/// An error where the user may not run it. What else the server has against it is no matter.
+/// An error if the user may not run it. Any other objection of the server does not matter.
 fn refused(link: &Link, command: Command, answer: Option<ServerError>) -> Result<()> {
     let Some(answer) = answer.filter(|e| matches!(e.code, Code::NoPermission | Code::UnknownCommand)) else {
         return Ok(());

@@ -18,7 +18,7 @@ use crate::probe::Info;
 /// A write pause on the source that is in effect.
 #[derive(Debug, Clone)]
 pub struct Paused {
-    /// The source's replication offset under the pause; `None` where it keeps none.
+    /// The source's replication offset under the pause; `None` if it keeps none.
     ///
     /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence
     /// verifies is that nothing was written after this offset.
@@ -38,7 +38,7 @@ pub(super) struct LongPause {
     /// Until when no write is accepted, counted from before the command was sent, by
     /// [`clock::now_ms`](crate::clock::now_ms).
     pub(super) until_ms: u64,
-    /// The source's replication offset, where it keeps one.
+    /// The source's replication offset, if it keeps one.
     pub(super) offset: Option<u64>,
     /// The source's replication history.
     pub(super) history: String,
@@ -47,14 +47,14 @@ pub(super) struct LongPause {
 /// How a fence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fenced {
-    /// True where nothing was written since the offset given, and the source accepts no write to the slots
-    /// any more. If not, the fence was undone: the source owns the slots and is not paused, and they are
-    /// marked as before.
+    /// True if nothing was written since the offset given, and the source accepts no write to the slots any
+    /// more. If not, the fence was undone: the source owns the slots and is not paused, and they are marked
+    /// as before.
     pub held: bool,
-    /// The source's offset at the fence, where it keeps one.
+    /// The source's offset at the fence, if it keeps one.
     pub offset: Option<u64>,
-    /// True where there is no moment in which a client can be sent back and forth between the two nodes, or
-    /// be answered that the slots have no owner.
+    /// True if there is no moment in which a client can be sent back and forth between the two nodes, or be
+    /// answered that the slots have no owner.
     pub seamless: bool,
 }
 
@@ -63,14 +63,14 @@ pub struct Fenced {
 pub struct Sealed {
     /// The fence.
     pub fenced: Fenced,
-    /// What came of the take-over, where the fence held: after an error it is not known what is true of the
+    /// What came of the take-over, if the fence held: after an error it is not known what is true of the
     /// target.
     pub taken: Result<()>,
 }
 
 /// The connections and the knowledge for handing slots of one primary over to another.
 ///
-/// Holds one connection to each node, at most 64 more to each where marks wait for replicas, and one to every
+/// Holds one connection to each node, at most 64 more to each if marks wait for replicas, and one to every
 /// other node while [`Handover::confirm`] asks them. All are visible in `CLIENT LIST` as `whimbrel:job`.
 /// Dropping it closes them and changes nothing on the servers.
 ///
@@ -93,7 +93,8 @@ pub struct Handover {
     pub(super) claim_until_ms: u64,
     /// The fence at hand, if it is one that relies on the pause.
     pub(super) long_pause: Option<LongPause>,
-    /// A child of the source saved when it was fenced, and the source would die of its own removal of keys.
+    /// A child of the source saved when it was fenced, and the source would crash when it removes keys
+    /// itself.
     pub(super) beside_child: bool,
     /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
     pub(super) sheltered: Vec<(NodeId, Address)>,
@@ -175,7 +176,7 @@ impl Handover {
         }
     }
 
-    /// How the source is fenced where no child of it saves.
+    /// How the source is fenced if no child of it saves.
     pub(super) fn usual_fence(&self) -> SlotFenceKind {
         self.options.fence.unwrap_or(self.source.traits.fence)
     }
@@ -194,9 +195,9 @@ impl Handover {
         self.options.fence.is_none() && self.source.traits.dies_beside_child
     }
 
-    /// Waits for children of the source, where the fence depends on them: call it before a pause. Those that
-    /// feeds are attached by live for some milliseconds. What is written meanwhile has to move under the
-    /// pause, so the wait is short. False where there still is one: it need not be waited for again.
+    /// Waits for children of the source, if the fence depends on them: call it before a pause. Children that
+    /// attach feeds live for some milliseconds. What is written meanwhile has to move under the pause, so the
+    /// wait is short. False if there still is one: it need not be waited for again.
     ///
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
@@ -222,13 +223,13 @@ impl Handover {
         Ok(Info::parse(info.as_bytes().map_or(&[], |bytes| bytes)))
     }
 
-    /// Asks the source once more, right before a take-over that relies on its pause. What else shows that the
-    /// pause is still on is our own clock, which may have stood still with the machine below this one; and
-    /// anybody can lift a pause.
+    /// Asks the source once more, right before a take-over that relies on its pause. Otherwise only our own
+    /// clock shows that the pause is still on. That may have stood still with the host of this machine, and
+    /// any client can lift a pause.
     ///
     /// # Errors
-    /// `Server` where something was written since, and where a child of the source has begun to save which it
-    /// may not survive: with the take-over the source begins to remove keys.
+    /// `Server` if something was written since, or if a child of the source has begun to save, which the
+    /// source may not survive: with the take-over the source begins to remove keys.
     pub(super) async fn check_untouched(&mut self, fence: &LongPause) -> Result<()> {
         let info = self.source_info().await?;
         if info.field("role") != Some("master")
@@ -250,7 +251,7 @@ impl Handover {
         self.marked = self.marked.difference(slots);
         let marks = marked_on_replicas(&self.target, &view, slots).await?;
         let own: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
-        // Servers that repeat marks on replicas do so with each SETSLOT, also where the primary has none any
+        // Servers that repeat marks on replicas do so with each SETSLOT, even if the primary has none any
         // more.
         self.target.set_slots(&own.intersection(slots).union(&marks), &Mark::Stable).await
     }
@@ -270,7 +271,7 @@ impl Handover {
     }
 }
 
-/// The replication offset, where the server keeps one. Without a backlog it does not move.
+/// The replication offset, if the server keeps one. Without a backlog it does not move.
 pub(super) fn offset(info: &Info) -> Option<u64> {
     info.number("master_repl_offset").filter(|_| info.number("repl_backlog_active") == Some(1))
 }
@@ -283,8 +284,8 @@ pub(super) fn history(info: &Info) -> String {
     }
 }
 
-/// Whether nothing was written between two offsets of one history; `None` where that cannot be known, since
-/// the server keeps none, or began to keep one meanwhile.
+/// Whether nothing was written between two offsets of one history; `None` if that cannot be known, since the
+/// server keeps none, or began to keep one meanwhile.
 pub(super) fn is_untouched(before: Option<u64>, now: Option<u64>) -> Option<bool> {
     let (before, now) = (before?, now?);
     Some(now == before || now == before + PING_BYTES)

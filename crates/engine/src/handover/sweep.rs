@@ -23,7 +23,7 @@ use crate::slot_keys;
 
 /// Slots that are marked, emptied and unmarked together. Few, so that marks are short-lived: a node that
 /// imports a slot takes it over by itself, since Valkey 8, when the node that it imports from gives it to
-/// somebody else.
+/// another node.
 const GROUP_SLOTS: usize = 128;
 
 /// Keys asked for of each slot at once.
@@ -65,8 +65,8 @@ impl Handover {
     /// A source that has turned into a replica has thrown its keys away already.
     ///
     /// # Errors
-    /// `Unfit` where the source still owns some of the slots, where keys do not go away, or where a replica
-    /// of the source keeps some. As [`Link::call`].
+    /// `Unfit` if the source still owns some of the slots, if keys do not go away, or if a replica of the
+    /// source keeps some. As [`Link::call`].
     pub async fn clean_up(&mut self, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
         let view = self.source.view().await?;
         if !view.me().is_primary() {
@@ -90,13 +90,13 @@ impl Handover {
     /// [`Handover::clean_up`]. Safe to repeat. The number of keys deleted.
     ///
     /// The marks go first, and are set again for a few slots at a time only. A node takes in no new owner of
-    /// a slot that it imports (Redis 7.0, 8.0). Where the source's shard has failed over, the marks would
-    /// have the target believe in the dead owner for good, and its whole shard answer `CLUSTERDOWN`, to us as
+    /// a slot that it imports (Redis 7.0, 8.0). If the source's shard has failed over, the marks would make
+    /// the target believe in the dead owner permanently, and its whole shard answer `CLUSTERDOWN`, to us as
     /// well.
     ///
     /// # Errors
-    /// `Unfit` where the target owns some of the slots: then these are no staged keys; or where it has not
-    /// heard of living owners of all slots in time. Otherwise as [`Handover::clean_up`].
+    /// `Unfit` if the target owns some of the slots: then these are no staged keys; or if it has not heard of
+    /// living owners of all slots in time. Otherwise as [`Handover::clean_up`].
     pub async fn wipe(&mut self, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
         let view = self.target.view().await?;
         if !view.me().is_primary() {
@@ -146,7 +146,7 @@ impl Handover {
     }
 
     /// Waits until all replicas of the target that are online have what was written to the target before this
-    /// call. False where that takes longer than `timeout_ms`; true at once where there are none.
+    /// call. False if that takes longer than `timeout_ms`; true at once if there are none.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -181,8 +181,8 @@ impl Handover {
         let (replicas, limit) = (replicas.to_string(), timeout_ms.max(1).to_string());
         let asking = self.target.run(async |link| {
             let expected = match marked {
-                // `WAIT` waits for this connection's own writes, of which there are none. Marking a slot once
-                // more waits for the replicas as well, and changes nothing.
+                // `WAIT` waits for this connection's own writes, and there are none. Marking a slot once more
+                // waits for the replicas as well, and changes nothing.
                 Some(slot) if traits.setslot_waits => {
                     importing.push(link, slot);
                     1
@@ -208,7 +208,7 @@ impl Handover {
             link.flush().await?;
             link.replies(expected).await.map(drop)
         });
-        // Where the time is up the connection is given up with the future, since an answer is still to come.
+        // If the time is up, the connection is given up with the future, since an answer is still to come.
         match timeout(Duration::from_millis(timeout_ms) + WAIT_GRACE, asking).await {
             Ok(asked) => asked,
             Err(_) => Ok(()),
@@ -222,8 +222,8 @@ fn acknowledged(info: &Info) -> Vec<u64> {
     replicas(info).iter().filter(online).filter_map(|line| field(line, "offset")?.parse().ok()).collect()
 }
 
-/// What is said of each replica. A change feed is counted as one, names a port at which nobody can be
-/// reached, and never acknowledges anything.
+/// What the primary says of each replica. It counts a change feed as one. A feed names a port at which it
+/// cannot be reached, and never acknowledges anything.
 fn replicas(info: &Info) -> Vec<&str> {
     let is_feed = |line: &str| field(line, "port").is_some_and(|port| port == "0" || port == NO_PORT);
     let lines =
@@ -236,7 +236,7 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// Deletes the keys of `slots`, none of which the node owns.
+/// Deletes the keys of `slots`. The node owns none of these slots.
 async fn sweep(peer: &mut Peer, view: &ClusterView, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
     let occupied = match peer.traits.hides_keys {
         // Whether they hold keys shows once they are marked.
@@ -282,7 +282,7 @@ async fn empty(link: &mut Link, group: &[Slot], keys_per_s: Option<u64>) -> Resu
         }
         let found = !groups.is_empty();
         let mut gone = 0;
-        // In an importing slot several keys are refused together where one of them has just expired.
+        // In an importing slot several keys are refused together if one of them has just expired.
         while let Some(mut batch) = groups.pop().map(|group| vec![group]) {
             let mut keys = batch[0].len();
             while let Some(next) = groups.pop_if(|next| keys + next.len() <= BATCH_KEYS) {
@@ -346,7 +346,7 @@ fn rest(keys: usize, took: Duration, keys_per_s: Option<u64>) -> Duration {
 /// Waits until the replicas of `peer` hold no key in `slots`. Those that cannot be reached are left out:
 /// they will follow the stream of deletions, or copy everything anew.
 ///
-/// Replicas have no marks by which they would show hidden keys. They follow the stream of deletions.
+/// Replicas have no marks that would make them show hidden keys. They follow the stream of deletions.
 async fn emptied_on_replicas(peer: &Peer, view: &ClusterView, slots: &SlotSet) -> Result<()> {
     if peer.traits.hides_keys {
         return Ok(());

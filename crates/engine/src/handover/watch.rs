@@ -38,7 +38,7 @@ const SILENCE_ROUNDS: u32 = 20;
 /// Connections that were idle for longer are not used any more.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
-/// The view of the first node that has one, beginning with the one that the user named.
+/// The view of the first node that has one, beginning with the node that the user named.
 pub(super) async fn any_view(deployment: &Deployment) -> Result<ClusterView> {
     let topology = deployment.topology();
     let mut candidates = vec![deployment.endpoint.address.clone()];
@@ -58,9 +58,9 @@ pub(super) async fn any_view(deployment: &Deployment) -> Result<ClusterView> {
 /// What is true of the two shards of a job, as far as their nodes answer.
 #[derive(Debug)]
 pub struct Sighting {
-    /// Who leads them, and who claims what.
+    /// Which nodes lead them, and which claim what.
     pub observation: Observation,
-    /// What was in the way where a shard has no primary that answers: the source's, or else the target's.
+    /// What was in the way if a shard has no primary that answers: the source's, or else the target's.
     pub silence: Option<String>,
 }
 
@@ -81,11 +81,11 @@ impl Found {
 }
 
 impl Handover {
-    /// As [`Handover::unshelter`], where neither of the two nodes need answer any more: the nodes whose
+    /// As [`Handover::unshelter`], if neither of the two nodes has to answer any more: the nodes whose
     /// replicas were kept from following the slots, by their names.
     ///
     /// # Errors
-    /// Where no node says where they are.
+    /// If no node says where they are.
     pub async fn unshelter_nodes(deployment: &Deployment, sheltered: &[NodeId]) -> Result<()> {
         if sheltered.is_empty() {
             return Ok(());
@@ -98,13 +98,13 @@ impl Handover {
     }
 
     /// Waits until both nodes and their replicas show the target as the owner of `slots`, and all other
-    /// primaries as the owner of `everywhere`; those are not asked where it is empty. Nodes that the target
+    /// primaries as the owner of `everywhere`; those are not asked if it is empty. Nodes that the target
     /// finds unreachable are left out: they learn when they come back.
     ///
     /// Each node is asked for its view as a whole; nothing is sent for single slots.
     ///
     /// # Errors
-    /// `Unfit` where it takes too long; it names the nodes that do not know. As [`ClusterView::ask`].
+    /// `Unfit` if it takes too long; it names the nodes that do not know. As [`ClusterView::ask`].
     pub async fn confirm(&mut self, slots: &SlotSet, everywhere: &SlotSet) -> Result<()> {
         let view = self.target.view().await?;
         let (slots, everywhere) = (Arc::new(slots.clone()), Arc::new(everywhere.clone()));
@@ -170,13 +170,13 @@ impl Handover {
             return Ok(false);
         }
         let view = self.target.view().await?;
-        // One that is a replica again has no marks of its own any more, and one that is forgotten is not
-        // believed.
+        // A former primary that is a replica again has no marks of its own any more, and one that is
+        // forgotten is not believed.
         Ok(view.node(former).is_some_and(|node| !node.is_usable() || node.is_primary()))
     }
 
-    /// Finds out what is true: who leads the shards of `source` and `target` now, and which of `slots` those
-    /// claim.
+    /// Finds out what is true: which nodes lead the shards of `source` and `target` now, and which of `slots`
+    /// those claim.
     ///
     /// Makes sure that nothing which an earlier process, or a dropped handover, has sent can still be
     /// executed: connections that are named after a job are closed on both nodes, unless they are this call's
@@ -187,7 +187,7 @@ impl Handover {
     /// the deployment's topology has, and by the slots that it took over.
     ///
     /// # Errors
-    /// Where no node of the cluster answers; as [`Link::call`] for refusals. A shard without a primary that
+    /// If no node of the cluster answers; as [`Link::call`] for refusals. A shard without a primary that
     /// answers is no error.
     pub async fn observe(
         deployment: &Deployment,
@@ -202,7 +202,7 @@ impl Handover {
     /// [`Handover::observe`], with the nodes that each shard had.
     ///
     /// # Errors
-    /// Likewise; `Unfit` where a shard has no members.
+    /// Likewise; `Unfit` if a shard has no members.
     pub async fn observe_members(
         deployment: &Deployment,
         members: &Members,
@@ -266,10 +266,10 @@ async fn knows(
     }
 }
 
-/// Who has which slots, by somebody's word.
+/// Which nodes have which slots, by one node's word.
 type Owners = Vec<(NodeId, SlotSet)>;
 
-/// What the primary of a shard says of itself, and of who owns `slots`.
+/// What the primary of a shard says of itself, and of the owners of `slots`.
 async fn observe(
     deployment: &Deployment,
     view: &ClusterView,
@@ -310,8 +310,8 @@ async fn observe(
     }
 }
 
-/// The node that leads a shard, by its own word; the inner error says what its nodes answered instead. Where
-/// several say so, the one with the latest claim: the others have not heard yet.
+/// The node that leads a shard, by its own word; the inner error says what its nodes answered instead. If
+/// several say so, the node with the latest claim: the others have not heard yet.
 async fn leader(
     deployment: &Deployment,
     connector: &Connector,
@@ -329,7 +329,7 @@ async fn leader(
         }
     };
     for member in members {
-        // The node itself, whom it follows now, and who follows either.
+        // The node itself, the node that it follows now, and the nodes that follow either.
         let head = view.node(member).and_then(|n| n.primary.as_ref()).unwrap_or(member);
         add(member);
         add(head);
@@ -342,8 +342,8 @@ async fn leader(
     if connector.endpoint.side == Side::Source
         && view.node(first).is_some_and(|n| n.flags.fail && n.slots.is_empty())
     {
-        // It is down and owns nothing any more: who has all that it was about to give has been promoted in
-        // its place.
+        // It is down and owns nothing any more: the node that has all that it was about to give has been
+        // promoted in its place.
         view.primaries().filter(|n| slots.difference(&n.slots).is_empty()).for_each(|n| add(&n.id));
     }
     let mut running = JoinSet::new();
@@ -389,7 +389,7 @@ async fn silence(peer: &mut Peer, options: &HandoverOptions) -> Result<()> {
         for other in others {
             tracing::info!(connection = %other, "an old connection is closed");
             let number = other.number.to_string();
-            // One that is gone by itself is as good.
+            // A connection that is already gone is fine too.
             peer.run(async |link| link.ask(&[b"CLIENT", b"KILL", b"ID", number.as_bytes()]).await).await?;
         }
     }

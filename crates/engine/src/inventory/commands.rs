@@ -104,7 +104,7 @@ async fn describe(link: &mut Link, names: &[String]) -> Result<Vec<Value>> {
     Ok(link.ask(&args).await?.into_items().unwrap_or_default())
 }
 
-/// Those of `names` that a server lacks; `None` where it does not report that.
+/// Those of `names` that a server lacks; `None` if it does not report that.
 ///
 /// # Errors
 /// As [`Link::ask`].

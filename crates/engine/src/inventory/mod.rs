@@ -22,7 +22,7 @@ use crate::probe::{DbCounts, Info};
 pub use self::commands::{CommandUse, Reach, lacking};
 pub use self::node::{Activity, BufferLimit, NodeFacts, Rate, WritesRefused};
 
-/// Settings of which clients notice that they differ.
+/// Settings whose differences clients notice.
 const COMPARED: [&str; 5] =
     ["maxmemory-policy", "notify-keyspace-events", "proto-max-bulk-len", "timeout", "maxclients"];
 
@@ -44,7 +44,7 @@ pub struct Inventory {
     pub nodes: Vec<NodeFacts>,
     /// The databases that hold keys, over all primaries.
     pub databases: BTreeMap<u32, DbCounts>,
-    /// How many databases it has; `None` where it does not report it.
+    /// How many databases it has; `None` if it does not report it.
     pub databases_max: Option<u64>,
     /// Slots without an owner.
     pub unowned_slots: usize,
@@ -52,9 +52,9 @@ pub struct Inventory {
     pub open_slots: usize,
     /// What else is wrong among its nodes, by how they see each other.
     pub disorder: Vec<String>,
-    /// Modules by name; `None` where it does not report them.
+    /// Modules by name; `None` if it does not report them.
     pub modules: Option<BTreeSet<String>>,
-    /// ACL users by name; `None` where it does not report them.
+    /// ACL users by name; `None` if it does not report them.
     pub users: Option<BTreeSet<String>>,
     /// Commands that clients have used since the statistics were reset, by their names in small letters.
     pub used: BTreeMap<String, CommandUse>,
@@ -77,7 +77,7 @@ pub struct SlotLoad {
     pub slot: u16,
     /// Keys in it.
     pub keys: u64,
-    /// Microseconds of commands since the statistics were reset; `None` where that is not counted.
+    /// Microseconds of commands since the statistics were reset; `None` if that is not counted.
     pub cpu_us: Option<u64>,
 }
 
@@ -106,7 +106,7 @@ impl Inventory {
             inventory.nodes.push(node.unwrap_or_else(silent));
         }
         if inventory.cluster {
-            // Where the nodes may not be asked, nothing is known.
+            // If the nodes may not be asked, nothing is known.
             inventory.disorder = disorder(deployment).await.unwrap_or_default();
         }
         let mut link = deployment.open(&deployment.server(), 0).await?;
@@ -174,7 +174,7 @@ fn nodes(topology: &Topology) -> impl Iterator<Item = (bool, &Address)> {
     primaries.chain(topology.shards.iter().flat_map(|s| s.replicas.iter().map(|replica| (false, replica))))
 }
 
-/// What a survey finds, but for what the inventory has itself.
+/// What a survey finds, except what the inventory has itself.
 async fn disorder(deployment: &Deployment) -> Result<Vec<String>> {
     let what = SurveyOptions { counts: Counted::Nothing, activity: false };
     let survey = Survey::take_with(deployment, what).await?;
@@ -192,7 +192,7 @@ async fn databases_max(link: &mut Link, cluster: bool) -> Result<Option<u64>> {
     Ok(reply.field(name).and_then(Value::as_str).and_then(|n| n.parse().ok()).or(assumed))
 }
 
-/// `None` where the server does not report them.
+/// `None` if the server does not report them.
 fn names_of(reply: &Value, name: impl Fn(&Value) -> Option<String>) -> Option<BTreeSet<String>> {
     Some(reply.as_items()?.iter().filter_map(name).collect())
 }
@@ -213,7 +213,7 @@ async fn clock_ms(link: &mut Link) -> Result<i64> {
     })
 }
 
-/// What the owner counts for its slots; nothing where it does not.
+/// What the owner counts for its slots; nothing if it does not.
 async fn slot_loads(link: &mut Link) -> Result<Vec<SlotLoad>> {
     let mut loads = BTreeMap::new();
     for by in [&b"CPU-USEC"[..], b"KEY-COUNT"] {

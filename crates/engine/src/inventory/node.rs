@@ -17,11 +17,11 @@ const SENTINEL_CHANNEL: &[u8] = b"__sentinel__:hello";
 /// What is known of one server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NodeFacts {
-    /// Where it is.
+    /// Its address.
     pub address: String,
     /// Whether the topology has it as a primary.
     pub primary: bool,
-    /// Why it did not answer; `None` where it did.
+    /// Why it did not answer; `None` if it did.
     pub silent: Option<NoAnswer>,
     /// What it says that it is.
     pub version: String,
@@ -31,7 +31,7 @@ pub struct NodeFacts {
     pub link_up: Option<bool>,
     /// Whether it still loads its data set.
     pub loading: bool,
-    /// Why it refuses writes, by what it says; `None` where it does not.
+    /// Why it refuses writes, by what it says; `None` if it does not.
     pub refuses_writes: Option<WritesRefused>,
     /// Of a node of a cluster: whether it serves requests.
     pub cluster_ok: Option<bool>,
@@ -53,11 +53,11 @@ pub struct NodeFacts {
     pub ops_per_second: u64,
     /// Clients that are connected.
     pub clients: u64,
-    /// How many may be; `None` where it does not report it.
+    /// How many may be; `None` if it does not report it.
     pub clients_max: Option<u64>,
     /// Clients that wait in a command.
     pub clients_blocked: u64,
-    /// Channels and patterns that somebody listens to.
+    /// Channels and patterns that clients listen to.
     pub channels: u64,
     /// Scripts that it keeps for `EVALSHA`.
     pub scripts: u64,
@@ -67,9 +67,9 @@ pub struct NodeFacts {
     pub replicas: u64,
     /// How far the last of them is behind, in bytes.
     pub replica_lag_bytes: u64,
-    /// The size of its replication backlog; `None` where it does not report it.
+    /// The size of its replication backlog; `None` if it does not report it.
     pub backlog_bytes: Option<u64>,
-    /// When it drops a replica that reads too slowly; `None` where it does not report it.
+    /// When it drops a replica that reads too slowly; `None` if it does not report it.
     pub replica_buffer: Option<BufferLimit>,
 }
 
@@ -111,7 +111,7 @@ impl BufferLimit {
 }
 
 impl NodeFacts {
-    /// Nothing is known but where it is.
+    /// Only the address is known.
     pub(super) fn at(address: &Address, primary: bool) -> NodeFacts {
         NodeFacts { address: address.to_string(), primary, ..NodeFacts::default() }
     }
@@ -221,7 +221,7 @@ pub struct Activity {
 pub struct Rate {
     /// Commands that can write, each second.
     pub writes_per_second: f64,
-    /// Bytes of its replication stream, each second; 0 where nobody replicates.
+    /// Bytes of its replication stream, each second; 0 if nothing replicates from it.
     pub bytes_per_second: f64,
 }
 

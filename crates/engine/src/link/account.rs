@@ -9,7 +9,7 @@ use crate::unanswered::{Ended, Unanswered};
 pub(super) struct Account {
     pub(super) sent: u64,
     pub(super) answered: u64,
-    /// As what it is remembered, and where.
+    /// How it is remembered, and where.
     ended: Option<(Unanswered, Ended)>,
     is_noted: AtomicBool,
 }

@@ -55,7 +55,7 @@ impl std::fmt::Debug for Io {
 }
 
 impl Io {
-    /// From where it is connected; `None` where that is no address, or is not known.
+    /// The address that it is connected from; `None` if that is no address, or is not known.
     pub fn local_address(&self) -> Option<SocketAddr> {
         match &self.0 {
             Kind::Tcp(stream) => stream.local_addr().ok(),
@@ -64,7 +64,7 @@ impl Io {
         }
     }
 
-    /// Has the system send nothing more once this is closed, also where the process is killed: by default it
+    /// Has the system send nothing more once this is closed, even if the process is killed: by default it
     /// goes on for minutes to send what a server out of reach has not acknowledged, which could then arrive
     /// after what another connection writes in its place.
     pub(super) fn reset_at_end(&self) {

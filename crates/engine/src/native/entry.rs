@@ -14,7 +14,7 @@ const MESSAGE_BYTES_MAX: usize = 300;
 pub(super) struct Entry {
     kind: NativeKind,
     pub(super) name: String,
-    /// True where the listing node gives the slots away.
+    /// True if the listing node gives the slots away.
     pub(super) is_export: bool,
     pub(super) slots: SlotSet,
     pub(super) source: String,
@@ -31,8 +31,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Reads the reply of `CLUSTER GETSLOTMIGRATIONS` or `CLUSTER MIGRATION STATUS`; `None` where it has
-    /// another form. Fields that we do not know are passed over; `remaining_repl_size` came with Valkey 9.1.
+    /// Reads the reply of `CLUSTER GETSLOTMIGRATIONS` or `CLUSTER MIGRATION STATUS`; `None` if it has another
+    /// form. Fields that we do not know are passed over; `remaining_repl_size` came with Valkey 9.1.
     pub(super) fn read_all(kind: NativeKind, reply: &Value) -> Option<Vec<Entry>> {
         reply.as_items()?.iter().map(|item| Entry::read(kind, item)).collect()
     }
@@ -81,8 +81,8 @@ impl Entry {
         })
     }
 
-    /// Whether the node still works on it. A failed import of Redis is one: the server will try it again. A
-    /// failed export is none: it is over until the target asks anew.
+    /// Whether the node still works on it. A failed import of Redis counts as active: the server will try it
+    /// again. A failed export does not: it is over until the target asks again.
     pub(super) fn is_active(&self) -> bool {
         match (self.kind, self.raw.as_str()) {
             (NativeKind::Redis84, "failed") => !self.is_export,

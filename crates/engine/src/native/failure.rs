@@ -12,14 +12,14 @@ pub struct NativeFailure {
     pub reason: String,
     /// Which of the two nodes it is about.
     pub side: Side,
-    /// True where the same command may succeed without anybody changing anything.
+    /// True if the same command may succeed without any change by the user.
     pub retriable: bool,
-    /// What the user can do, where it is not.
+    /// What the user can do, if it is not.
     pub remedy: Option<&'static str>,
 }
 
 impl NativeState {
-    /// The failure, where there is one: of a migration that has ended, or of the server's own last try.
+    /// The failure, if there is one: of a migration that has ended, or of the server's own last try.
     pub fn failure(&self) -> Option<NativeFailure> {
         match self.phase {
             NativePhase::Failed => Some(judge(&self.message)),
@@ -42,7 +42,8 @@ impl NativeState {
     }
 }
 
-/// Words in a message, whom it concerns, whether trying again makes sense, and what to do where it does not.
+/// Words in a message, the side that it concerns, whether trying again makes sense, and what to do if it does
+/// not.
 type Rule = (&'static str, Side, bool, &'static str);
 
 const OPEN_SLOTS: &str = "finish or close the slots that are marked IMPORTING or MIGRATING on that node \
@@ -132,8 +133,7 @@ const RULES: &[Rule] = &[
     ("loading", Side::Target, true, "wait until the node has loaded its data"),
 ];
 
-/// What a message means. Words that are not known are taken as final: nobody knows what a second try would
-/// do.
+/// What a message means. Unknown words are taken as final: what a second try would do is not known.
 pub(super) fn judge(message: &str) -> NativeFailure {
     let lower = message.to_ascii_lowercase();
     let reason = match message {
@@ -153,7 +153,7 @@ pub(super) fn judge(message: &str) -> NativeFailure {
     }
 }
 
-/// True where the node that reports the failure only says that its peer went away: the peer knows why.
+/// True if the node that reports the failure only says that its peer went away: the peer knows why.
 pub(super) fn is_known_to_peer(kind: NativeKind, message: &str) -> bool {
     kind == NativeKind::Valkey9 && message.starts_with("Connection lost to target")
 }

@@ -45,7 +45,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Who owns the slots, in the eyes of both nodes.
+/// The owner of the slots, by the word of both nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NativeOwner {
     /// Both say: the source, all of them.
@@ -89,15 +89,14 @@ pub struct NativeMigration {
 
 impl NativeMigration {
     /// Starts to move `slots` from `source` to `target`, which must both be primaries, with all slots at the
-    /// source. Where the reply to the command is lost, the server's own list shows whether it was carried
-    /// out.
+    /// source. If the reply to the command is lost, the server's own list shows whether it was carried out.
     ///
     /// # Errors
-    /// `Unfit`, with nothing started, where the slots are elsewhere, where a slot of either node is marked by
-    /// hand, or where the node that drives it is at work on another migration: with Valkey the source, since
+    /// `Unfit`, with nothing started, if the slots are elsewhere, if a slot of either node is marked by hand,
+    /// or if the node that drives it is at work on another migration: with Valkey the source, since
     /// cancelling ends all of its exports; with Redis either, since a node has one at a time.
-    /// [`is_busy`](Self::is_busy) distinguishes that one. `Server` where the server refuses for a reason of
-    /// its own.
+    /// [`is_busy`](Self::is_busy) distinguishes that one. `Server` if the server refuses for a reason of its
+    /// own.
     pub async fn start(
         deployment: &Deployment,
         kind: NativeKind,
@@ -136,8 +135,8 @@ impl NativeMigration {
         Ok(NativeMigration { nodes, slots: slots.clone(), name })
     }
 
-    /// Looks for what a call of [`NativeMigration::start`] with the same arguments has left: for who was cut
-    /// off and goes on.
+    /// Looks for what a call of [`NativeMigration::start`] with the same arguments has left: for a job that
+    /// was cut off and goes on.
     ///
     /// # Errors
     /// As [`NativeMigration::poll`] and [`NativeMigration::owner`].
@@ -161,8 +160,8 @@ impl NativeMigration {
         })
     }
 
-    /// Cancels what is under way of these slots, by either node's list, and asks who has them. Where a node
-    /// still works on it, the slots count as unsettled.
+    /// Cancels what is under way of these slots, by either node's list, and asks which node has them. If a
+    /// node still works on it, the slots count as unsettled.
     ///
     /// # Errors
     /// As [`NativeMigration::find`] and [`NativeMigration::cancel`].
@@ -196,7 +195,7 @@ impl NativeMigration {
     }
 
     /// How many keys have come to the target, as far as it reports that: Valkey counts those of slots that it
-    /// takes in, of which some are asked for; Redis hides them, but counts them among all of its keys.
+    /// takes in, and is asked about some of these; Redis hides them, but counts them among all of its keys.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -217,7 +216,7 @@ impl NativeMigration {
         }
     }
 
-    /// True where [`NativeMigration::start`] failed only because another migration is under way on one of the
+    /// True if [`NativeMigration::start`] failed only because another migration is under way on one of the
     /// nodes.
     pub fn is_busy(error: &Error) -> bool {
         matches!(&error.kind, ErrorKind::Unfit(what) if what.starts_with(BUSY))
@@ -270,7 +269,7 @@ impl NativeMigration {
         Ok(state)
     }
 
-    /// Who owns the slots, as both nodes say now.
+    /// Which node owns the slots, as both nodes say now.
     ///
     /// # Errors
     /// As [`ClusterView::ask`] on either node.
@@ -291,7 +290,7 @@ impl NativeMigration {
     /// be asked is asked again.
     ///
     /// # Errors
-    /// The last failure to ask, where time is up.
+    /// The last failure to ask, if time is up.
     pub async fn settle(&mut self, timeout_ms: u64) -> Result<NativeOwner> {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         loop {
@@ -305,7 +304,7 @@ impl NativeMigration {
     }
 
     /// Waits until neither node works on the migration any more, for at most `timeout_ms`: the target first
-    /// removes what it has received. True where that is so.
+    /// removes what it has received. True if that is so.
     ///
     /// # Errors
     /// As [`NativeMigration::poll`], for either node.
@@ -324,15 +323,15 @@ impl NativeMigration {
         }
     }
 
-    /// Cancels it, and waits until both nodes agree on who owns the slots: it may have succeeded in the last
-    /// moment. One that has ended already is only looked at.
+    /// Cancels it, and waits until both nodes agree on the owner of the slots: the migration may have
+    /// succeeded in the last moment. If it has ended already, it is only looked at.
     ///
-    /// Valkey can only cancel *all* exports of the source. Where others are under way there, nothing is
+    /// Valkey can only cancel *all* exports of the source. If others are under way there, nothing is
     /// cancelled.
     ///
     /// # Errors
-    /// `Unfit` where other exports of the source would be cancelled with it, or where the nodes do not come
-    /// to agree within `timeout_ms`; as [`NativeMigration::poll`].
+    /// `Unfit` if other exports of the source would be cancelled with it, or if the nodes do not agree within
+    /// `timeout_ms`; as [`NativeMigration::poll`].
     pub async fn cancel(&mut self, timeout_ms: u64) -> Result<NativeCancel> {
         match self.nodes.kind {
             NativeKind::Valkey9 => self.cancel_exports().await?,
@@ -597,7 +596,7 @@ impl Nodes {
             .with_remedy("wait until it has ended, or cancel it, then start again"))
     }
 
-    /// Where a server refused because of marks that came after we looked, says which.
+    /// If a server refused because of marks that were set after we looked, says which.
     async fn explain_marks(&mut self, error: Error) -> Error {
         let is_marks = error
             .server()
@@ -642,7 +641,7 @@ fn contains(all: &SlotSet, some: &SlotSet) -> bool {
     some.difference(all).is_empty()
 }
 
-/// The slots that a node has marked by hand; `None` where there are none.
+/// The slots that a node has marked by hand; `None` if there are none.
 fn describe_marks(me: &Node) -> Option<String> {
     let slots = |marks: &[(Slot, NodeId)]| marks.iter().map(|(slot, _)| *slot).collect::<SlotSet>();
     let (importing, migrating) = (slots(&me.importing), slots(&me.migrating));

@@ -10,10 +10,10 @@
 //! | several at once | yes | one a node |
 //! | after a failure | gives up for good | tries again every second until it is cancelled |
 //!
-//! [`NativeMigration`] speaks both in the same words; [`run`] queues one, watches it, tries again what is
-//! worth trying again, cancels on request or where nothing moves, and checks at the end that both nodes name
-//! the same owner. [`end`] sees to it that nothing is left of one, so that another method can take over.
-//! Whatever the outcome, the server either moved all slots or none: nothing has to be rolled back here.
+//! [`NativeMigration`] speaks both in the same words; [`run`] queues one, watches it, repeats what is worth
+//! repeating, cancels on request or if nothing moves, and checks at the end that both nodes name the same
+//! owner. [`end`] makes sure that nothing is left of one, so that another method can take over. Whatever the
+//! outcome, the server either moved all slots or none: nothing has to be rolled back here.
 //!
 //! Neither moves functions, compares what it moved, or slows writers down; both refuse while any slot of
 //! either node is marked IMPORTING or MIGRATING by hand.

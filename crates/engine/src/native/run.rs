@@ -29,7 +29,7 @@ pub struct NativeOptions {
     /// How often it is started at most, retriable failures provided. With Redis, which tries again by itself,
     /// how often the server tries.
     pub attempts_max: u32,
-    /// How often the server is asked how far it is. Less often where its answer takes long.
+    /// How often the server is asked how far it is. Less often if its answer takes long.
     pub poll_ms: u64,
     /// How long to wait for another migration of the same node to end; 0 refuses at once.
     pub wait_turn_ms: u64,
@@ -39,8 +39,8 @@ pub struct NativeOptions {
     pub unreachable_ms: u64,
     /// The pause before the second try; each further one is twice as long, up to 5 s.
     pub backoff_first_ms: u64,
-    /// Go on with what a run with the same arguments has left, and do not take it for somebody else's: set
-    /// where a job is resumed. Slots that are at the target already then count as moved.
+    /// Go on with what a run with the same arguments has left, and do not take it for another job's: set when
+    /// a job is resumed. Slots that are at the target already then count as moved.
     pub adopt: bool,
     /// How long it may take altogether. Then it is cancelled. Valkey waits for ever for writers that outrun
     /// it.
@@ -72,7 +72,7 @@ pub struct NativeReport {
     pub phase: NativePhase,
     /// Which built-in migration it was.
     pub kind: NativeKind,
-    /// The server's name for the last try; empty where none was started.
+    /// The server's name for the last try; empty if none was started.
     pub name: String,
     /// How often it was started, the server's own retries included.
     pub attempts: u32,
@@ -82,11 +82,11 @@ pub struct NativeReport {
     pub slots: usize,
     /// From the first start to the agreement of both nodes, in milliseconds.
     pub duration_ms: u64,
-    /// How long writes were paused, where the server reports it (Redis).
+    /// How long writes were paused, if the server reports it (Redis).
     pub pause_ms: Option<u64>,
-    /// The most that waited to be sent, of what was seen, where the server reports it (Valkey 9.1).
+    /// The most that waited to be sent, of what was seen, if the server reports it (Valkey 9.1).
     pub remaining_bytes_max: Option<u64>,
-    /// Bytes copied by the kernel because pages changed under the snapshot, where the server reports them
+    /// Bytes copied by the kernel because pages changed under the snapshot, if the server reports them
     /// (Valkey).
     pub cow_bytes: Option<u64>,
 }
@@ -99,9 +99,9 @@ pub struct NativeReport {
 /// Dropping the future leaves a migration that was started to the servers.
 ///
 /// # Errors
-/// As [`NativeMigration::start`]; `Unfit` with the server's reason, the node it is about and what to do,
-/// where it failed for good or too often. In all of these the source keeps the slots, except where the error
-/// says that the nodes do not agree.
+/// As [`NativeMigration::start`]; `Unfit` with the server's reason, the node it is about and what to do, if
+/// it failed permanently or too often. In all of these the source keeps the slots, except if the error says
+/// that the nodes do not agree.
 #[expect(
     clippy::too_many_arguments,
     reason = "what, between whom, how, and two channels: none belongs to another"
@@ -192,12 +192,12 @@ pub async fn run(
     }
 }
 
-/// Sees to it that neither node works on a migration of `slots` from `source` to `target` any more, and who
-/// has the slots then. One that is under way is cancelled; a node that cannot be asked is asked again, for at
-/// most `timeout_ms`.
+/// Makes sure that neither node works on a migration of `slots` from `source` to `target` any more, and finds
+/// which node has the slots then. A migration that is under way is cancelled; a node that cannot be asked is
+/// asked again, for at most `timeout_ms`.
 ///
 /// # Errors
-/// As [`NativeMigration::cancel`] and [`NativeMigration::owner`], where time is up.
+/// As [`NativeMigration::cancel`] and [`NativeMigration::owner`], if time is up.
 pub async fn end(
     deployment: &Deployment,
     kind: NativeKind,
@@ -235,7 +235,7 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Starts it, after those that are under way on the same node. `None` where it was cancelled before.
+    /// Starts it, after those that are under way on the same node. `None` if it was cancelled before.
     async fn start(
         &mut self,
         deployment: &Deployment,
@@ -422,7 +422,7 @@ impl Runner<'_> {
         Instant::now() + Duration::from_millis(self.options.unreachable_ms)
     }
 
-    /// Cancels it, again where a node is out of reach.
+    /// Cancels it, again if a node is out of reach.
     async fn cancelled(&self, migration: &mut NativeMigration) -> Result<NativeCancel> {
         let until = self.patience();
         loop {

@@ -26,12 +26,12 @@ pub enum NativePhase {
     Failed,
     /// It was cancelled and moved no slot.
     Cancelled,
-    /// The server does not list it any more: whether it succeeded is shown by who owns the slots.
+    /// The server does not list it any more: whether it succeeded is shown by the owner of the slots.
     Lost,
 }
 
 impl NativePhase {
-    /// True where the server does nothing more about it.
+    /// True if the server does nothing more about it.
     pub fn is_final(self) -> bool {
         matches!(
             self,
@@ -70,7 +70,7 @@ pub struct NativeState {
     pub phase: NativePhase,
     /// How far it is, in the server's words; empty before it has started.
     pub raw: String,
-    /// What the server says about it, or the other node where that one knows more: why it failed, why it was
+    /// What the server says about it, or the other node if that node knows more: why it failed, why it was
     /// tried again. At most 300 bytes.
     pub message: String,
     /// The server's name for it: 40 hexadecimal digits.
@@ -79,9 +79,9 @@ pub struct NativeState {
     pub attempt: u32,
     /// How often the server itself has tried again.
     pub server_retries: u32,
-    /// Bytes that wait to be sent, where the server reports them (Valkey 9.1).
+    /// Bytes that wait to be sent, if the server reports them (Valkey 9.1).
     pub remaining_bytes: Option<u64>,
-    /// Bytes copied by the kernel because pages changed under the snapshot, where the server reports them
+    /// Bytes copied by the kernel because pages changed under the snapshot, if the server reports them
     /// (Valkey).
     pub cow_bytes: Option<u64>,
     /// When the server's job began, in milliseconds of Unix time. Valkey reports whole seconds.
@@ -90,6 +90,6 @@ pub struct NativeState {
     pub updated_ms: Option<u64>,
     /// When the other node was last heard of, likewise (Valkey).
     pub acked_ms: Option<u64>,
-    /// How long writes were paused, where the server reports it (Redis, once it is done).
+    /// How long writes were paused, if the server reports it (Redis, once it is done).
     pub pause_ms: Option<u64>,
 }

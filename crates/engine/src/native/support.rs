@@ -24,7 +24,7 @@ impl NativeKind {
     }
 
     /// Whether servers that have it hide keys of slots that a node does not own. They remove them after a
-    /// migration of their own; anybody else has to mark the slots first.
+    /// migration of their own; any other job has to mark the slots first.
     pub const fn hides_keys(self) -> bool {
         matches!(self, NativeKind::Redis84)
     }
@@ -79,7 +79,7 @@ impl NativeSupport {
         Ok(NativeSupport::Absent { reason })
     }
 
-    /// The kind, where there is one.
+    /// The kind, if there is one.
     pub fn kind(&self) -> Option<NativeKind> {
         match self {
             NativeSupport::Present(kind) => Some(*kind),
@@ -98,7 +98,7 @@ const PROBES: [(NativeKind, Command, &[Command]); 2] = [
         NativeKind::Valkey9,
         &[b"CLUSTER", b"GETSLOTMIGRATIONS"],
         // `CANCELSLOTMIGRATIONS` takes no arguments and would cancel: one too many is refused before the ACL
-        // is asked, so that command is not tried. Nobody allows the one and forbids the other.
+        // is asked, so that command is not tried. No ACL allows the one and forbids the other.
         &[&[b"CLUSTER", b"MIGRATESLOTS", b"?", b"?"]],
     ),
     (

@@ -41,13 +41,13 @@ pub(super) struct ShownAndHidden {
 /// Counts what a primary holds that shows the keys of `shown` only, its own slots and those that it imports.
 /// It counts the others in `DBSIZE`. All counts are of the same moment, by a transaction, so that neither
 /// writers nor a slot that comes or goes make up a difference: it keeps the server busy for 1 to 5 ms. `None`
-/// where this user may use no transactions.
+/// if this user may use no transactions.
 ///
 /// # Errors
 /// As [`Link::call`].
 pub(super) async fn held(link: &mut Link, shown: &SlotSet) -> Result<Option<ShownAndHidden>> {
-    // Outside of a transaction, where they are refused for just that. A transaction that this user cannot end
-    // must not be begun.
+    // Outside of a transaction: in one they are refused for just that. A transaction that this user cannot
+    // end must not be begun.
     link.push(&[b"EXEC"]);
     link.push(&[b"DISCARD"]);
     link.flush().await?;

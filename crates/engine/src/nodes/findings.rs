@@ -10,12 +10,12 @@ use whimbrel_core::units::format_count;
 
 use super::survey::{NoAnswer, NodeName, NodeState, Survey};
 
-/// Who some nodes say owns some slots.
+/// Which owner some nodes name for some slots.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Opinion {
-    /// The owner; `None` for nobody.
+    /// The owner; `None` for no owner.
     pub owner: Option<NodeName>,
-    /// Who says so. Primaries and replicas.
+    /// The nodes that say so, primaries and replicas.
     pub said_by: Vec<NodeName>,
 }
 
@@ -49,16 +49,16 @@ pub enum Finding {
     Unowned {
         /// Which.
         slots: SlotSet,
-        /// Whom the nodes take for the owner, where they take anybody for it.
+        /// Which owners the nodes name, if they name any.
         opinions: Vec<Opinion>,
-        /// The primaries that hold keys in them, and how many; empty where keys were not counted.
+        /// The primaries that hold keys in them, and how many; empty if keys were not counted.
         keys: Vec<(NodeName, u64)>,
     },
-    /// The nodes do not agree who owns these slots.
+    /// The nodes do not agree on the owner of these slots.
     Disagreement {
         /// Which.
         slots: SlotSet,
-        /// Those who say that they do.
+        /// The nodes that say that they own them.
         claimants: Vec<NodeName>,
         /// What each says.
         opinions: Vec<Opinion>,
@@ -71,7 +71,7 @@ pub enum Finding {
         nodes: Vec<NodeName>,
     },
     /// A primary has failed, and none of its replicas can be elected: the other primaries know of a later
-    /// claim of it than they do, and refuse to vote for who asks with an older one.
+    /// claim of it than they do, and refuse to vote for a replica that asks with an older one.
     OutdatedReplicas {
         /// The primary.
         primary: NodeName,
@@ -84,11 +84,11 @@ pub enum Finding {
     Open {
         /// Which.
         slots: SlotSet,
-        /// Who takes them in, and from whom.
+        /// Which node takes them in, and from which.
         importing: Vec<(NodeName, NodeName)>,
-        /// Who gives them away, and to whom.
+        /// Which node gives them away, and to which.
         migrating: Vec<(NodeName, NodeName)>,
-        /// The nodes named above that hold keys in them, and how many; empty where keys were not counted.
+        /// The nodes named above that hold keys in them, and how many; empty if keys were not counted.
         keys: Vec<(NodeName, u64)>,
     },
     /// A node holds keys in slots that it neither owns nor takes in; for a replica, that its primary does
@@ -103,8 +103,8 @@ pub enum Finding {
         /// The keys in them.
         keys: u64,
     },
-    /// A primary holds keys in slots that it neither owns nor takes in, and shows them to nobody: Redis 8.4
-    /// and later.
+    /// A primary holds keys in slots that it neither owns nor takes in, and shows them to no client: Redis
+    /// 8.4 and later.
     HiddenKeys {
         /// Which.
         node: NodeName,
@@ -265,15 +265,15 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Index of a node in the survey plus one; 0 for nobody; beyond the survey for nodes that it does not hold.
+/// Index of a node in the survey plus one; 0 for no owner; beyond the survey for nodes that it does not hold.
 type OwnerIndex = u16;
 
-/// How the nodes see one slot, where that needs attention.
+/// How the nodes see one slot, if that needs attention.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Sight {
     /// The nodes that claim the slot, as indexes into the survey.
     claimants: Vec<usize>,
-    /// For each owner who says so, as indexes into the survey.
+    /// For each named owner, the nodes that say so, as indexes into the survey.
     said: BTreeMap<OwnerIndex, Vec<usize>>,
 }
 
@@ -357,8 +357,8 @@ impl Survey {
             for (i, state) in &states {
                 let owner = match state.owners.of(slot) {
                     None => 0,
-                    // There are fewer nodes than slots. One outside the survey is being introduced: as good
-                    // as nobody.
+                    // There are fewer nodes than slots. A node outside the survey is being introduced: it
+                    // counts as no owner.
                     Some(id) => index.get(id).and_then(|i| OwnerIndex::try_from(i + 1).ok()).unwrap_or(0),
                 };
                 sight.said.entry(owner).or_default().push(*i);

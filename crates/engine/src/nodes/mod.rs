@@ -8,7 +8,7 @@
 //! - [`key_counts`]: how many keys one node holds in each slot, whether it owns the slot or not;
 //! - [`Survey`]: what every node says, at about the same time, and the [findings](Finding) in it;
 //! - [`ClusterView::table`]: the same as a slot table, to be sent to clients;
-//! - [`repair`]: changing who owns what, one node at a time.
+//! - [`repair`]: changing owners, one node at a time.
 
 mod counts;
 mod findings;

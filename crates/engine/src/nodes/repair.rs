@@ -1,6 +1,6 @@
 //! Changing who owns what, one node at a time: what a repair is made of.
 //!
-//! Nothing here is atomic over nodes. What makes each change safe is said where it is called.
+//! Nothing here is atomic over nodes. The callers say what makes each change safe.
 
 use tokio::task::JoinSet;
 use whimbrel_core::node::NodeId;
@@ -34,8 +34,8 @@ pub enum SlotMark {
     Migrating(NodeId),
     /// Neither.
     Stable,
-    /// The slot belongs to the node with this name. Where that is the node itself and it was importing the
-    /// slot, it takes a new epoch and notifies all others at once.
+    /// The slot belongs to the node with this name. If that is the node itself and it was importing the slot,
+    /// it takes a new epoch and notifies all others at once.
     Node(NodeId),
 }
 
@@ -60,7 +60,7 @@ impl SlotMark {
 }
 
 /// Sends `CLUSTER SETSLOT` for each of `slots` to the node at `address`, never inside a transaction: that
-/// crashes Valkey 8.1 and later. Over several connections where there are many.
+/// crashes Valkey 8.1 and later. Over several connections if there are many slots.
 ///
 /// # Errors
 /// As [`Deployment::open`] and [`Link::call`]: the first refusal, after all commands that were under way have
@@ -116,15 +116,15 @@ async fn list_slots(link: &mut Link, command: &str, slots: &[Slot]) -> Result<()
     Ok(())
 }
 
-/// Makes the node behind `link` forget who owns `slots`, itself included. Where it was the owner it serves
-/// them no more, keeps its keys in them, and then accepts news of another owner, which it refuses while it
-/// owns keys there.
+/// Makes the node behind `link` forget the owners of `slots`, itself included. If it was the owner, it no
+/// longer serves them, keeps its keys in them, and then accepts news of another owner, which it refuses while
+/// it owns keys there.
 ///
 /// # Errors
 /// As [`Link::call`].
 pub async fn forget_owners(link: &mut Link, slots: &SlotSet) -> Result<()> {
     let view = ClusterView::ask(link).await?;
-    // What nobody owns cannot be deleted: the server refuses the whole list.
+    // A slot without an owner cannot be deleted: the server refuses the whole list.
     let owned: Vec<Slot> = slots.iter().filter(|slot| view.primary_of(*slot).is_some()).collect();
     list_slots(link, "DELSLOTS", &owned).await
 }
@@ -134,7 +134,7 @@ pub async fn forget_owners(link: &mut Link, slots: &SlotSet) -> Result<()> {
 /// claimed anew; for the length of a few commands one of them has no owner in its view then.
 ///
 /// # Errors
-/// As [`Link::call`]. `Unfit` where the node is no primary.
+/// As [`Link::call`]. `Unfit` if the node is no primary.
 pub async fn claim(link: &mut Link, slots: &SlotSet) -> Result<()> {
     let view = ClusterView::ask(link).await?;
     let me = view.me();
@@ -144,10 +144,10 @@ pub async fn claim(link: &mut Link, slots: &SlotSet) -> Result<()> {
     }
     let mut missing: Vec<Slot> = slots.difference(&me.slots).iter().collect();
     let peer = view.primaries().find(|n| n.id != me.id && n.is_usable());
-    // The slot by which the others are notified. One that is missing anyway, where there is one.
+    // The slot whose assignment notifies the others. A missing one, if there is any.
     let messenger = match (peer, missing.pop().or_else(|| slots.iter().next())) {
         (Some(peer), Some(slot)) => Some((peer.id.clone(), slot)),
-        // Alone, there is nobody to notify.
+        // Alone, there is no node to notify.
         (None, Some(slot)) => {
             missing.extend((!me.slots.contains(slot)).then_some(slot));
             None
@@ -172,8 +172,8 @@ pub async fn claim(link: &mut Link, slots: &SlotSet) -> Result<()> {
     Ok(())
 }
 
-/// Gives the node behind `link` an epoch above all that it knows, where it has not the highest one already.
-/// The others hear of it with its next pings.
+/// Gives the node behind `link` an epoch above all that it knows, if it does not have the highest one
+/// already. The others hear of it with its next pings.
 ///
 /// # Errors
 /// As [`Link::call`].

@@ -31,7 +31,7 @@ const ROUNDS_MAX: usize = 3;
 /// How long to try to connect to a node that the others have found failing.
 const FAILING_CONNECT_TIMEOUT_MS: u64 = 1_000;
 
-/// Where the first node takes longer than this, another one is asked for the list of nodes as well.
+/// If the first node takes longer than this, another one is asked for the list of nodes as well.
 const ASK_ANOTHER_AFTER: Duration = Duration::from_millis(300);
 
 /// Most bytes of a `CLIENT LIST`: about 100,000 connections.
@@ -69,7 +69,7 @@ pub struct SurveyOptions {
 pub struct NodeName {
     /// Its name.
     pub id: NodeId,
-    /// Where it is reached.
+    /// Its address.
     pub address: Address,
 }
 
@@ -97,7 +97,7 @@ pub struct NodeFacts {
     pub keys_elsewhere: u64,
     /// Bytes of its data, by its own estimate.
     pub dataset_bytes: u64,
-    /// It notifies a replica of who owns what, if that one's idea of its primary's slots differs from its
+    /// It tells a replica the owners of slots, if that one's idea of its primary's slots differs from its
     /// own.
     pub corrects_replicas: bool,
     /// It shows keys of a slot only if the slot is its own or marked as importing.
@@ -129,11 +129,11 @@ pub struct NodeState {
     pub config_epoch: u64,
     /// The slots that it says are its own.
     pub slots: SlotSet,
-    /// Open slots that it takes in, and from whom.
+    /// Open slots that it takes in, and from which node.
     pub importing: Vec<(Slot, NodeId)>,
-    /// Open slots that it gives away, and to whom.
+    /// Open slots that it gives away, and to which node.
     pub migrating: Vec<(Slot, NodeId)>,
-    /// Who owns what in its view.
+    /// The owners of slots in its view.
     pub owners: Owners,
     /// Nodes that it finds failing, or may do so.
     pub failing: Vec<NodeId>,
@@ -142,13 +142,13 @@ pub struct NodeState {
     pub failed: Vec<(NodeId, u64)>,
     /// Its numbers.
     pub facts: NodeFacts,
-    /// Its keys in each slot, where they were asked for.
+    /// Its keys in each slot, if they were asked for.
     pub counts: Option<KeyCounts>,
     /// Its keys beyond those, in slots that are not its own: a server that hides them reports only how many.
     pub hidden_keys: u64,
     /// Native migrations that it takes part in.
     pub native: Vec<NativeSeen>,
-    /// Connections of running jobs of ours: their names and from where.
+    /// Connections of running jobs of ours: their names and addresses.
     pub jobs: Vec<String>,
 }
 
@@ -188,7 +188,7 @@ impl NodeState {
 pub struct NoAnswer {
     /// It was reached, and refuses the login: a user or a password that others take, or none.
     pub refuses_login: bool,
-    /// Why, in words: those of the server, where it said anything.
+    /// Why, in words: those of the server, if it said anything.
     pub why: String,
 }
 
@@ -203,7 +203,7 @@ impl NoAnswer {
         if self.refuses_login { "refuses the login" } else { "does not answer" }
     }
 
-    /// What the error says, without whom it is about and what to do.
+    /// What the error says, without the node it is about and what to do.
     pub(crate) fn of(mut e: Error) -> NoAnswer {
         e.remedy = None;
         let about = format!("{} {}: ", e.side, e.at);
@@ -231,7 +231,7 @@ impl Serialize for NoAnswer {
 pub struct Surveyed {
     /// Its name.
     pub id: NodeId,
-    /// Where it is reached.
+    /// Its address.
     pub address: Address,
     /// What it is in the eyes of the node that reported it.
     pub reported_role: Role,
@@ -295,7 +295,7 @@ impl Survey {
     /// Asks every node everything, 16 at once. A node that does not answer is in the result with the reason.
     ///
     /// # Errors
-    /// Where no node can be asked for the list of nodes.
+    /// If no node can be asked for the list of nodes.
     pub async fn take(deployment: &Deployment) -> Result<Survey> {
         Survey::take_with(deployment, SurveyOptions { counts: Counted::Everything, activity: true }).await
     }
@@ -309,8 +309,8 @@ impl Survey {
         Survey::take_from(first, deployment, what, None).await
     }
 
-    /// [`Survey::take_with`], where a node that has not answered `within` this time counts as silent: those
-    /// that answer do not wait for it.
+    /// [`Survey::take_with`], if a node that has not answered `within` this time counts as silent: those that
+    /// answer do not wait for it.
     ///
     /// # Errors
     /// Likewise.
@@ -472,7 +472,7 @@ async fn in_time<T>(
     })
 }
 
-/// The view of the node that answers first. Others are asked as well where one takes long.
+/// The view of the node that answers first. If one takes long, others are asked as well.
 async fn first_view_within(deployment: &Deployment, within: Duration) -> Result<ClusterView> {
     let mut waiting: VecDeque<Address> = candidates(deployment).into();
     let (mut asked, mut failure) = (JoinSet::new(), None);
@@ -500,7 +500,7 @@ async fn first_view_within(deployment: &Deployment, within: Duration) -> Result<
     }
 }
 
-/// The view of the first node that has one, beginning with the one that the user named.
+/// The view of the first node that has one, beginning with the node that the user named.
 async fn first_view(deployment: &Deployment) -> Result<ClusterView> {
     let mut failure = None;
     for address in candidates(deployment) {
@@ -637,16 +637,16 @@ pub struct NativeSeen {
     pub state: String,
     /// What the server says besides.
     pub message: String,
-    /// When it was made, in seconds of Unix time; 0 where the server does not report it.
+    /// When it was made, in seconds of Unix time; 0 if the server does not report it.
     pub created_s: u64,
-    /// Bytes that wait to be sent; 0 where the server does not report them (Valkey 9.1 does).
+    /// Bytes that wait to be sent; 0 if the server does not report them (Valkey 9.1 does).
     pub remaining_bytes: u64,
     /// Whether it is one of `CLUSTER MIGRATESLOTS`.
     pub is_valkey: bool,
 }
 
 impl NativeSeen {
-    /// The slots; none where they are reported in a form that is not known.
+    /// The slots; none if they are reported in a form that is not known.
     pub fn slot_set(&self) -> SlotSet {
         self.slots.replace(' ', ",").parse().unwrap_or_default()
     }
@@ -733,7 +733,7 @@ async fn job_connections(link: &mut Link) -> Result<Vec<String>> {
     };
     if let Some(error) = ServerError::of(&reply) {
         return match error.code {
-            // Where it is forbidden, the marks of open slots still show them.
+            // If it is forbidden, the marks of open slots still show them.
             Code::NoPermission | Code::UnknownCommand => Ok(Vec::new()),
             _ => Err(link.server_error(error, b"CLIENT LIST")),
         };

@@ -10,8 +10,8 @@ use super::view::{ClusterView, Node};
 use crate::endpoint::{Address, Endpoint};
 
 impl ClusterView {
-    /// The slot table. Left out are nodes that are being introduced, those whose address is not known, with
-    /// the slots that they claim, and replicas of such.
+    /// The slot table. It leaves out nodes that are being introduced, nodes whose address is not known, with
+    /// the slots that they claim, and replicas of either.
     ///
     /// Nodes are named as they announce themselves: the address map is the way that we take, clients may have
     /// another. They are named by what the cluster prefers. A port that was reported over TLS is a port for

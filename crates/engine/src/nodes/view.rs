@@ -35,19 +35,19 @@ pub struct NodeFlags {
 pub struct Node {
     /// Its name.
     pub id: NodeId,
-    /// Where to connect to, the address map applied. An empty host and port 0 where the address is not known:
+    /// Where to connect to, the address map applied. An empty host and port 0 if the address is not known:
     /// such a node is not [usable](Node::is_usable).
     pub address: Address,
-    /// Where it says that it is, before the address map: an IP address and a port. `None` where that is not
-    /// known; an empty host where the asked node leaves it to who asks.
+    /// The address that it announces, before the address map: an IP address and a port. `None` if that is not
+    /// known; an empty host if the asked node leaves it to the asking client.
     pub announced: Option<Address>,
-    /// The port of its cluster bus; `None` where it is not reported.
+    /// The port of its cluster bus; `None` if it is not reported.
     pub bus_port: Option<u16>,
     /// The host name that it announces besides its IP address.
     pub hostname: Option<String>,
     /// What it is.
     pub role: Role,
-    /// Whom it follows, where it is a replica.
+    /// The node that it follows, if it is a replica.
     pub primary: Option<NodeId>,
     /// The epoch of its claim to its slots; a replica shows its primary's.
     pub config_epoch: u64,
@@ -57,9 +57,9 @@ pub struct Node {
     pub connected: bool,
     /// The slots it owns.
     pub slots: SlotSet,
-    /// Open slots that it takes in, and from whom. Only known of the node that was asked.
+    /// Open slots that it takes in, and from which node. Only known of the node that was asked.
     pub importing: Vec<(Slot, NodeId)>,
-    /// Open slots that it gives away, and to whom. Only known of the node that was asked.
+    /// Open slots that it gives away, and to which node. Only known of the node that was asked.
     pub migrating: Vec<(Slot, NodeId)>,
 }
 
@@ -90,7 +90,7 @@ pub struct ClusterView {
     pub myself: NodeId,
     /// Which side it belongs to, for errors.
     side: Side,
-    /// Where it was asked.
+    /// The node that was asked.
     pub(super) asked: Address,
 }
 
@@ -130,11 +130,11 @@ impl ClusterView {
         let nodes = entries.iter().filter_map(|entry| entry.as_items()?.get(2..)).flatten();
         let listed: HashSet<&str> = nodes.filter_map(|node| node.as_items()?.get(2)?.as_str()).collect();
         if listed.is_empty() {
-            // Of nobody: names came with Redis 4.
+            // Of no node: names came with Redis 4.
             return;
         }
         for node in &mut self.nodes {
-            // Of a primary without slots nobody reports the replicas.
+            // No node reports the replicas of a primary without slots.
             let is_listed = node.primary.as_ref().is_some_and(|primary| listed.contains(primary.as_str()));
             node.flags.loading = is_listed && node.is_usable() && !listed.contains(node.id.as_str());
         }
@@ -154,7 +154,7 @@ impl ClusterView {
             .ok_or_else(|| link.unexpected("CLUSTER NODES", &reply))
     }
 
-    /// Reads the text of a reply that `asked` gave; `None` where it has another form.
+    /// Reads the text of a reply that `asked` gave; `None` if it has another form.
     pub fn parse(text: &str, endpoint: &Endpoint, asked: &Address) -> Option<ClusterView> {
         let mut nodes =
             text.lines().map(|line| parse_line(line, endpoint, asked)).collect::<Option<Vec<Node>>>()?;
@@ -183,7 +183,7 @@ impl ClusterView {
         self.nodes.iter().filter(move |n| n.primary.as_ref() == Some(primary))
     }
 
-    /// Who owns a slot in this view.
+    /// The owner of a slot in this view.
     pub fn primary_of(&self, slot: Slot) -> Option<&Node> {
         self.nodes.iter().find(|n| n.slots.contains(slot))
     }

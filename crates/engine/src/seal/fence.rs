@@ -15,14 +15,14 @@ use super::pause::release_all;
 use super::waiting;
 use super::writing::clients_of;
 
-/// Where `readonly-replica` sends a server for its data: the port is reserved, and nobody listens there.
+/// The address that `readonly-replica` names as the primary: the port is reserved, and nothing listens there.
 const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
 
 /// How writers are kept away from the side that no longer counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriterFenceKind {
-    /// Not at all: writers are let go, and somebody else sees to it that they come to the other side.
+    /// Not at all: writers are let go, and another party makes sure that they come to the other side.
     None,
     /// They stay paused for this many milliseconds, and find the other side meanwhile.
     Pause {
@@ -31,12 +31,13 @@ pub enum WriterFenceKind {
     },
     /// Every ACL user but our own loses the right to write, on all nodes.
     Acl,
-    /// The server becomes a replica of nobody: it serves reads and refuses writes. Not for clusters.
+    /// The server becomes a replica of an address where nothing listens: it serves reads and refuses writes.
+    /// Not for clusters.
     ReadonlyReplica,
-    /// Not by us: somebody else stops the writers, before the target takes over, and keeps them away
+    /// Not by us: another party stops the writers, before the target takes over, and keeps them away
     /// afterwards.
     External {
-        /// For how long nobody must have written, in milliseconds.
+        /// How long no client may have written, in milliseconds.
         quiet_ms: u64,
         /// How long is waited for that at most, in milliseconds.
         wait_ms: u64,
@@ -84,7 +85,7 @@ impl WriterFence {
     /// Finds out whether a fence of this kind can be put up, and what would undo it. Changes nothing.
     ///
     /// # Errors
-    /// `Unfit` where it cannot; as [`Deployment::open`] and [`Link::call`].
+    /// `Unfit` if it cannot; as [`Deployment::open`] and [`Link::call`].
     pub async fn plan(deployment: &Deployment, kind: WriterFenceKind) -> Result<WriterFence> {
         let mut users = Vec::new();
         match kind {
@@ -116,7 +117,7 @@ impl WriterFence {
                 }
             }
             WriterFenceKind::Acl => {
-                // Replicas too: one that is promoted has rules of its own.
+                // Replicas too: a replica that is promoted has rules of its own.
                 for address in deployment.topology().nodes() {
                     let mut link = deployment.open(address, 0).await?;
                     refuse_own_user(&mut link, address).await?;
@@ -138,7 +139,7 @@ impl WriterFence {
     /// [`WriterFenceKind::External`] and [`WriterFenceKind::Front`] nothing at all.
     ///
     /// # Errors
-    /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`].
+    /// `Unfit` if there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`].
     /// Part of it may be up then, and [`WriterFence::lift`] takes that down.
     pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
         if self.kind == WriterFenceKind::ReadonlyReplica {
@@ -156,7 +157,7 @@ impl WriterFence {
         self.refuse_absent(deployment)
     }
 
-    /// Puts it up again where it was taken down too early, on each node that lets it be done, and ends the
+    /// Puts it up again if it was taken down too early, on each node that lets it be done, and ends the
     /// clients that have come meanwhile and wait. A pause is not begun again: it would keep out whimbrel as
     /// well, which writes behind a fence that is to be taken down once.
     ///
@@ -171,7 +172,7 @@ impl WriterFence {
             return Ok(Vec::new());
         }
         let kept_out = self.keep_out(deployment).await;
-        // In any case: where it is up, those who wait could still take something.
+        // In any case: if it is up, clients that wait could still take something.
         let ended = self.end_waiting(deployment).await;
         kept_out?;
         ended?;
@@ -222,13 +223,13 @@ impl WriterFence {
         }
     }
 
-    /// The nodes of the plan that nobody names just now.
+    /// The nodes of the plan that no node names just now.
     fn absent(&self, deployment: &Deployment) -> BTreeSet<String> {
         let present: BTreeSet<String> = deployment.topology().nodes().map(ToString::to_string).collect();
         self.nodes().filter(|at| !present.contains(*at)).map(str::to_owned).collect()
     }
 
-    /// A node that nobody names just now may be a primary soon, on which users may write.
+    /// A node that no node names just now may be a primary soon, on which users may write.
     fn refuse_absent(&self, deployment: &Deployment) -> Result<()> {
         let Some(absent) = self.absent(deployment).pop_first() else { return Ok(()) };
         let what = "the node was there when the fence was planned, and is not now";
@@ -271,7 +272,7 @@ impl WriterFence {
             release_all(deployment).await?;
         }
         let mut failure = None;
-        // Also those that nobody names just now: the fence is still up there when they come back.
+        // Also the nodes that no other names just now: the fence is still up there when they come back.
         for at in self.nodes().collect::<BTreeSet<_>>() {
             let known = deployment.topology().nodes().find(|node| node.to_string() == at).cloned();
             let Some(address) = known.or_else(|| Address::parse_tcp(at)) else { continue };
@@ -287,8 +288,8 @@ impl WriterFence {
         topology.nodes().filter(|_| !self.users.is_empty()).cloned().collect()
     }
 
-    /// Gives each user of a node the rules that `rules` has for it. One that was deleted since is not made
-    /// anew.
+    /// Gives each user of a node the rules that `rules` has for it. A user that was deleted since is not
+    /// created again.
     async fn rule(
         &self,
         deployment: &Deployment,
@@ -322,7 +323,7 @@ impl WriterFence {
         self
     }
 
-    /// Whether putting up a fence can have come to this. What was written by somebody else must not give
+    /// Whether putting up a fence can have come to this. A plan that something else wrote must not give
     /// rights to users.
     pub fn is_plausible(&self) -> bool {
         (self.kind == WriterFenceKind::Acl || self.users.is_empty())
@@ -345,7 +346,7 @@ async fn own_user(link: &mut Link) -> Result<String> {
     Ok(own.as_str().unwrap_or_default().to_owned())
 }
 
-/// Refuses where clients are logged in as our own user: they would go on writing.
+/// Refuses if clients are logged in as our own user: they would go on writing.
 async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
     let own = own_user(link).await?;
     let clients = clients_of(link, &own).await?;
@@ -362,7 +363,7 @@ async fn refuse_own_user(link: &mut Link, address: &Address) -> Result<()> {
         .with_remedy(Remedy::OwnUserOrChooseFence))
 }
 
-/// The users of one node that may write, but for our own and those who are known.
+/// The users of one node that may write, except our own and those who are known.
 async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -> Result<Vec<FencedUser>> {
     let own = own_user(link).await?;
     let mut users = Vec::new();
@@ -385,7 +386,7 @@ async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -
             )
             .with_remedy(Remedy::ChooseFenceOr("take the selectors away")));
         }
-        // One that is off as well: its connections of before go on.
+        // Also a user that is off: its earlier connections go on.
         if commands != "-@all" {
             users.push(FencedUser { at: address.to_string(), name, commands });
         }

@@ -13,13 +13,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::{Link, LinkOptions};
 use crate::probe::Info;
 
-/// How long servers may take to let writers go on the connections by which these are held.
+/// How long servers may take to let writers go on the connections that hold them.
 const RELEASED_WITHIN: Duration = Duration::from_secs(5);
 
 /// What lets writers go.
 const UNPAUSE: [&[u8]; 2] = [b"CLIENT", b"UNPAUSE"];
 
-/// Connections to all primaries, by which their writers can be held.
+/// Connections to all primaries that can hold their writers.
 #[derive(Debug)]
 pub struct Seal {
     held: Vec<PausingLink>,
@@ -41,7 +41,7 @@ pub struct Reached {
     pub address: Address,
     /// Its replication offset.
     pub offset: u64,
-    /// The history that the offset is of (`master_replid`); empty where it names none.
+    /// The history that the offset is of (`master_replid`); empty if it names none.
     pub replid: String,
 }
 
@@ -74,7 +74,7 @@ impl PausingLink {
 }
 
 impl Seal {
-    /// Connects to all primaries. Nobody is held yet.
+    /// Connects to all primaries. No writer is held yet.
     ///
     /// # Errors
     /// As [`Deployment::open`].
@@ -86,8 +86,8 @@ impl Seal {
         Ok(Seal { held, until_ms: None })
     }
 
-    /// Holds all writers from now on, for `limit_ms` at most, and reports how far the primaries are. Where
-    /// one refuses, the others are let go. Where the future is dropped half-way nobody is let go before
+    /// Holds all writers from now on, for `limit_ms` at most, and reports how far the primaries are. If one
+    /// refuses, the others are let go. If the future is dropped half-way, no writer is let go before
     /// [`Seal::release`].
     ///
     /// # Errors
@@ -118,14 +118,14 @@ impl Seal {
     }
 
     /// When the first of the servers lets its writers go by itself, by [`clock::now_ms`]: servers count on
-    /// while this machine is suspended. `None` where nobody is held.
+    /// while this machine is suspended. `None` if no writer is held.
     pub fn until_ms(&self) -> Option<u64> {
         self.until_ms
     }
 
-    /// Lets all writers go: over another connection where a server has not answered all that it was asked.
-    /// One that hangs keeps those of the others no longer. What it has not read yet ends with its writers
-    /// being let go as well, whenever it comes to that.
+    /// Lets all writers go: over another connection if a server has not answered everything. A server that
+    /// hangs does not delay the writers of the others. What it has not read yet ends with the release of its
+    /// writers as well, whenever it reads that.
     ///
     /// # Errors
     /// The first that occurred: writers of that server may be held still. The others have been notified all
@@ -167,7 +167,7 @@ pub(super) async fn release_all(deployment: &Deployment) -> Result<()> {
     release_anew(topology.shards.iter().map(target)).await
 }
 
-/// Where a connection leads to.
+/// The server that a connection leads to.
 struct LinkTarget {
     endpoint: Arc<Endpoint>,
     address: Address,

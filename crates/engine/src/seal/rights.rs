@@ -32,11 +32,11 @@ const OF_REPLICA: [Needed; 1] = [Needed { command: &[b"REPLICAOF", b"NO", b"ONE"
 /// Finds out whether writers can be paused and then fenced off in this way. Changes nothing.
 ///
 /// # Errors
-/// `Lacks` where the server cannot pause writes alone; `Forbidden` for the first command that is refused; as
+/// `Lacks` if the server cannot pause writes alone; `Forbidden` for the first command that is refused; as
 /// [`Deployment::open`].
 pub async fn check_rights(deployment: &Deployment, kind: WriterFenceKind) -> Result<()> {
     if matches!(kind, WriterFenceKind::External { .. } | WriterFenceKind::Front) {
-        // Nobody is paused or kept away by us.
+        // We pause and keep away no client.
         return Ok(());
     }
     let topology = deployment.topology();

@@ -1,9 +1,9 @@
 //! Clients that could still take or leave something behind a fence.
 //!
 //! Redis 7.0 does not look at ACLs again when it serves a client that was waiting before its rights changed:
-//! the first item that arrives goes to that client. So those who wait are ended, and with them those in a
-//! transaction and those who watch keys for one: what they began belongs to the other side now. They connect
-//! again, and find the fence.
+//! the first item that arrives goes to that client. So connections that wait are ended, and with them those
+//! in a transaction and those that watch keys for one: what they began belongs to the other side now. They
+//! connect again, and find the fence.
 
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
@@ -30,9 +30,9 @@ const WAITING_COMMANDS: [&str; 12] = [
 /// How many are ended with one round trip.
 const BATCH: usize = 256;
 
-/// Ends them on all primaries; returns how many. To be called while new ones are kept out. Those of replicas
-/// only read. One that fails does not keep those of the others from being ended; the first failure is
-/// returned.
+/// Ends them on all primaries; returns how many. To be called while new ones are kept out. Clients of
+/// replicas only read. A primary that fails does not keep the clients of the others from being ended; the
+/// first failure is returned.
 pub(super) async fn end(deployment: &Deployment) -> Result<u64> {
     let (mut ended, mut failure) = (0, None);
     for address in deployment.topology().shards.iter().map(|shard| &shard.primary) {
@@ -64,14 +64,14 @@ async fn end_these(link: &mut Link, ids: &[String]) -> Result<u64> {
     link.flush().await?;
     let mut ended = 0;
     for reply in link.replies(ids.len()).await? {
-        // Zero for one that has gone by itself.
+        // Zero for a client that has gone by itself.
         ended += link.check(reply, b"CLIENT KILL")?.as_int().map_or(0, i64::unsigned_abs);
     }
     Ok(ended)
 }
 
-/// The ids of those that wait, are in a transaction, or watch keys. Redis before 7.4 does not report who
-/// watches: what they would write is refused when they come to write it.
+/// The ids of those that wait, are in a transaction, or watch keys. Redis before 7.4 does not report which
+/// clients watch: their writes are refused when they try.
 fn waiting(clients: &str) -> Vec<String> {
     let is_waiting = |line: &&str| {
         let field = |name: &str| {
@@ -81,7 +81,7 @@ fn waiting(clients: &str) -> Vec<String> {
                 .map(|(_, v)| v)
         };
         let flags = field("flags").unwrap_or_default();
-        // Links of replicas and of the primary are nobody's clients.
+        // Links of replicas and of the primary are no clients.
         let is_client = !flags.contains(['S', 'M']);
         let blocked = flags.contains('b')
             && field("cmd").is_some_and(|cmd| WAITING_COMMANDS.contains(&cmd.to_ascii_lowercase().as_str()));

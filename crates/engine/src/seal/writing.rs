@@ -16,18 +16,18 @@ use crate::nodes::is_called;
 pub struct WritingClient {
     /// The server that it is connected to.
     pub server: String,
-    /// Where it comes from, as `HOST:PORT`.
+    /// Its own address, as `HOST:PORT`.
     pub address: String,
-    /// The name that it has given itself; empty where it has not.
+    /// The name that it has given itself; empty if it has none.
     pub name: String,
-    /// Its ACL user; empty where the server does not report it.
+    /// Its ACL user; empty if the server does not report it.
     pub user: String,
     /// Its last command.
     pub command: String,
 }
 
 /// The clients of a server that have written within the last second or two, among them other jobs of
-/// whimbrel's by their names. `None` where this user may not ask for them.
+/// whimbrel's by their names. `None` if this user may not ask for them.
 ///
 /// # Errors
 /// As [`Link::ask`].
@@ -37,8 +37,8 @@ pub async fn writing_clients(link: &mut Link) -> Result<Option<Vec<WritingClient
     Ok(list_in(&reply).map(|clients| clients.lines().filter_map(|line| writing(line, &server)).collect()))
 }
 
-/// How many clients a server has besides ours and those that come from addresses that are `known`. `None`
-/// where this user may not ask for them.
+/// How many clients a server has besides ours and those that come from addresses that are `known`. `None` if
+/// this user may not ask for them.
 ///
 /// # Errors
 /// As [`Link::ask`].
@@ -49,8 +49,8 @@ pub async fn other_clients(link: &mut Link, known: &[String]) -> Result<Option<u
     Ok(list_in(&reply).map(|clients| clients.lines().filter(is_other).count() as u64))
 }
 
-/// Where the clients of a server come from that are logged in as this user, ours excepted: none where ours
-/// cannot be distinguished from others, since this user may not name its connections.
+/// The addresses of the clients of a server that are logged in as this user, except ours: none if ours cannot
+/// be distinguished from others, since this user may not name its connections.
 ///
 /// # Errors
 /// As [`Link::call`].
@@ -60,7 +60,7 @@ pub(super) async fn clients_of(link: &mut Link, user: &str) -> Result<Vec<String
     Ok(of_user(&clients, user))
 }
 
-/// The clients that a reply lists, whose names may be any bytes; `None` where it is no list.
+/// The clients that a reply lists; their names may be any bytes; `None` if it is no list.
 fn list_in(reply: &Value) -> Option<Cow<'_, str>> {
     reply.as_bytes().map(|text| String::from_utf8_lossy(text))
 }
@@ -81,11 +81,11 @@ fn field<'a>(line: &'a str, name: &str) -> &'a str {
 /// Whose a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
-    /// A replica's, a feed's among them, or the primary's: nobody's client.
+    /// A replica's, a feed's among them, or the primary's: no client.
     Server,
     /// Whimbrel's: this process's, or that of another job.
     Whimbrel,
-    /// Anybody else's.
+    /// Of any other client.
     Foreign,
 }
 
@@ -109,7 +109,7 @@ fn is_foreign(line: &str) -> bool {
     whose(line) == Whose::Foreign
 }
 
-/// A line of `CLIENT LIST`, where it is of a client that has just written.
+/// A line of `CLIENT LIST`, if it is of a client that has just written.
 fn writing(line: &str, server: &str) -> Option<WritingClient> {
     let field = |name: &str| field(line, name);
     let (name, command) = (field("name"), field("cmd"));
@@ -158,7 +158,7 @@ mod tests {
                        id=7 addr=10.0.0.1:5 name= flags=S cmd=replconf user=default\n";
         assert_eq!(of_user(clients, "default"), ["10.0.0.1:1"]);
         assert!(of_user(clients, "mover").is_empty());
-        // Where connections cannot be named ours looks like any other.
+        // If connections cannot be named, ours looks like any other.
         assert!(of_user(&clients.replace("=whimbrel", "="), "default").is_empty());
     }
 

@@ -27,14 +27,14 @@ pub struct Span {
     pub most_ms: u64,
 }
 
-/// How long a migration would take. Where no key could be read for it, nothing is known.
+/// How long a migration would take. If no key could be read for it, nothing is known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Estimates {
     /// Bytes to carry over, as `DUMP` has them.
     pub payload_bytes: Option<u64>,
     /// Until all keys are copied.
     pub copy: Option<Span>,
-    /// Until a sync has caught up; `None` as well where it never would.
+    /// Until a sync has caught up; `None` also if it never would.
     pub sync: Option<Span>,
     /// For how long writes would be paused.
     pub pause: Option<Span>,
@@ -43,7 +43,7 @@ pub struct Estimates {
 }
 
 impl Estimates {
-    /// Without what only ways would take that are not open. Where none was tried, any may be.
+    /// Without the times of ways that are not open. If no way was tried, any may be open.
     pub fn of_open(self, ways: &[Way]) -> Estimates {
         if ways.is_empty() {
             return self;

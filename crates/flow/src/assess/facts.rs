@@ -12,9 +12,9 @@ use crate::copy::DbPair;
 pub struct Facts {
     /// The source.
     pub source: Inventory,
-    /// The target, where one was named.
+    /// The target, if one was named.
     pub target: Option<Inventory>,
-    /// Which databases go where.
+    /// Which databases go to which.
     pub dbs: Vec<DbPair>,
     /// Some keys of the source.
     pub sample: Sample,
@@ -22,7 +22,7 @@ pub struct Facts {
     pub rate: Rate,
     /// How far away the target is, in microseconds; 0 without one.
     pub target_rtt_us: u64,
-    /// Commands that clients of the source use and the target lacks; `None` where it does not report them.
+    /// Commands that clients of the source use and the target lacks; `None` if it does not report them.
     pub lacking: Option<Vec<String>>,
     /// Libraries of functions on the source.
     pub libraries: usize,

@@ -14,7 +14,7 @@ use super::ways::WayKind;
 pub enum Severity {
     /// Nothing can begin before it is dealt with.
     Blocks,
-    /// Somebody should have thought of it.
+    /// The user should think of it.
     Warns,
     /// Good to know.
     Notes,
@@ -31,15 +31,15 @@ pub enum Finding {
         #[serde(skip)]
         remedy: Option<Remedy>,
     },
-    /// No feed is to be had: the source cannot be followed.
+    /// No feed is available: the source cannot be followed.
     NoFeed { replication: Option<String>, tracking: Option<String>, notifications: Option<String> },
-    /// The feed does not see everything: replication is not to be had.
+    /// The feed does not see everything: replication is not available.
     TrackingOnly { why: String, streams: u64 },
-    /// The feed does not see everything: neither replication nor tracking is to be had.
+    /// The feed does not see everything: neither replication nor tracking is available.
     NotificationsOnly { why: String, streams: u64 },
     /// A fence of this kind cannot be put up.
     FenceRefused { way: WayKind, problem: String },
-    /// No fence can be put up: somebody else has to stop the writers.
+    /// No fence can be put up: another party has to stop the writers.
     NoFence,
     /// A node does not answer.
     Silent { side: Side, at: String, primary: bool, why: NoAnswer },

@@ -16,13 +16,13 @@ const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
 /// Clocks that are further apart make expiries come early or late by what people notice.
 const CLOCKS_MS: i64 = 1_000;
 
-/// A link that breaks should find what it has missed for so long.
+/// How long a link that breaks should still find what it has missed.
 const BACKLOG_MS: u64 = 60_000;
 
 /// With a smaller limit a replica that reads slowly is soon dropped.
 const REPLICA_BUFFER_BYTES: u64 = 32 << 20;
 
-/// A slot with more of all than this is hot, where it holds more than a few keys of the sample.
+/// A slot with a larger share than this is hot, if it holds more than a few keys of the sample.
 const HOT_PERCENT: u64 = 10;
 const HOT_KEYS: u64 = 20;
 
@@ -147,7 +147,7 @@ fn health_of_node(side: Side, node: &NodeFacts, findings: &mut Vec<Finding>) {
 fn replication(facts: &Facts, findings: &mut Vec<Finding>) {
     let primaries = facts.source.primaries().count().max(1) as f64;
     let dumped = facts.sample.dumped;
-    // Where nobody replicates, what is written is as long as what there is.
+    // If nothing replicates, what is written is as long as what there is.
     let by_keys = facts.rate.writes_per_second * (dumped.bytes as f64 / dumped.keys.max(1) as f64);
     let bytes_per_second = facts.rate.bytes_per_second.max(by_keys) / primaries;
     for node in facts.source.primaries() {
@@ -230,7 +230,7 @@ fn holds(facts: &Facts, target: &Inventory, findings: &mut Vec<Finding>) {
             findings.push(Finding::Modules { modules });
         }
         let of_modules = || facts.sample.types.iter().filter(|(name, _)| !BUILT_IN.contains(&name.as_str()));
-        // Types do not say which module they are of: where the target lacks none, it has them all.
+        // Types do not say which module they are of: if the target lacks none, it has them all.
         if !ours.is_subset(theirs) && of_modules().count() > 0 {
             let keys = of_modules().map(|(_, of)| of.keys).sum();
             findings

@@ -40,7 +40,7 @@ pub use self::ways::{Way, WayKind};
 /// For how long it is counted at least how much clients write.
 const COUNTED: Duration = Duration::from_secs(2);
 
-/// What applications do not depend on: the commands of those who look after servers, ours among them.
+/// What applications do not depend on: the commands of operators of servers, and ours.
 const OF_OPERATORS: [&str; 22] = [
     "acl",
     "auth",
@@ -75,7 +75,7 @@ pub struct AssessOptions {
     pub sample: SampleOptions,
 }
 
-/// Assesses. Reads only; where `stop` is cancelled, with the keys that were read until then.
+/// Assesses. Reads only; if `stop` is cancelled, with the keys that were read until then.
 ///
 /// # Errors
 /// What keeps us from asking the first server of either side.
@@ -133,7 +133,8 @@ fn concluded(facts: Facts, took: Duration) -> Assessment {
     Assessment { facts, estimates, findings, verdict, duration_ms }
 }
 
-/// How much was written to each primary until now. One that does not answer has written nothing.
+/// How much was written to each primary until now. A primary that does not answer counts as having written
+/// nothing.
 async fn activities(source: &Deployment) -> Result<Vec<Activity>> {
     let mut activities = Vec::new();
     for shard in &source.topology().shards {
@@ -144,7 +145,7 @@ async fn activities(source: &Deployment) -> Result<Vec<Activity>> {
     Ok(activities)
 }
 
-/// Commands that clients have used, but for those of operators.
+/// Commands that clients have used, except those of operators.
 fn of_applications(source: &Inventory) -> Vec<String> {
     let is_theirs = |name: &str| !OF_OPERATORS.contains(&name.split('|').next().unwrap_or_default());
     source

@@ -50,7 +50,7 @@ pub struct Column {
     pub name: &'static str,
     /// Whether it has numbers.
     pub is_number: bool,
-    /// Columns with the highest rank are left out first where there is no room; those of rank 0 stay.
+    /// Columns with the highest rank are left out first if there is no room; those of rank 0 stay.
     pub rank: u8,
 }
 
@@ -71,7 +71,7 @@ pub struct Section {
     pub title: &'static str,
     /// Its columns.
     pub head: Vec<Column>,
-    /// Which of them gives way where there is little room.
+    /// Which of them shrinks if there is little room.
     pub flexible: usize,
     /// Its rows.
     pub rows: Vec<Vec<String>>,
@@ -287,7 +287,7 @@ fn largest(facts: &Facts) -> Section {
 }
 
 fn slots(facts: &Facts) -> Section {
-    // Where owners count for themselves, that is better than a sample.
+    // If owners count for themselves, that is better than a sample.
     let counted = facts.source.slots.iter().take(COMMANDS).map(|slot| {
         let cpu = slot.cpu_us.map_or_else(String::new, |us| format_duration_ms(us / 1000));
         vec![slot.slot.to_string(), format_count(slot.keys), String::new(), cpu]

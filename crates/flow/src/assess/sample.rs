@@ -36,13 +36,13 @@ const DUMPED_BYTES_MAX: u64 = 64 << 10;
 /// How many of the largest keys, and of the fullest slots, are named.
 const NAMED: usize = 10;
 
-/// `SAMPLES` of `MEMORY USAGE`: of this many elements of a collection the size is looked at.
+/// `SAMPLES` of `MEMORY USAGE`: the size of this many elements of a collection is measured.
 const ELEMENTS: &[u8] = b"5";
 
 /// How keys are looked at.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleOptions {
-    /// How many keys; all where it is `None`.
+    /// How many keys; all if it is `None`.
     pub keys: Option<u64>,
     /// Which share of a server's time may be used, from 0 to 1.
     pub share: f64,
@@ -57,7 +57,7 @@ pub struct Sample {
     pub keys: u64,
     /// Whether these are all there are.
     pub complete: bool,
-    /// Bytes of memory that they take; 0 where the server does not report it.
+    /// Bytes of memory that they take; 0 if the server does not report it.
     pub bytes: u64,
     /// Those that expire.
     pub expiring: u64,

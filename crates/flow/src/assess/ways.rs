@@ -28,11 +28,11 @@ pub enum WayKind {
     CutoverPause,
     /// Cut over: users lose the right to write.
     CutoverAcl,
-    /// Cut over: the source becomes a replica of nobody.
+    /// Cut over: the source becomes a replica of an address where nothing listens.
     CutoverReadonlyReplica,
     /// Cut over: a front holds its clients and sends them to the target.
     CutoverFront,
-    /// Cut over: somebody else stops the writers.
+    /// Cut over: another party stops the writers.
     CutoverExternal,
 }
 
@@ -50,7 +50,8 @@ impl WayKind {
         WayKind::CutoverExternal,
     ];
 
-    /// Whether whimbrel itself keeps writers waiting. Where somebody else stops them, they decide how long.
+    /// Whether whimbrel itself keeps writers waiting. If another party stops them, that party decides how
+    /// long.
     pub fn pauses(self) -> bool {
         !matches!(self, WayKind::Copy | WayKind::CutoverExternal) && !self.follows()
     }
@@ -66,7 +67,7 @@ impl WayKind {
 pub struct Way {
     /// Which.
     pub kind: WayKind,
-    /// What stands in its way; `None` where nothing does.
+    /// What stands in its way; `None` if nothing does.
     pub problem: Option<String>,
     /// What can be done about that.
     #[serde(skip)]
@@ -105,7 +106,7 @@ pub(super) async fn all(
             WayKind::CutoverPause => fence(source, WriterFenceKind::Pause { limit_ms: 1 }).await,
             WayKind::CutoverAcl => fence(source, WriterFenceKind::Acl).await,
             WayKind::CutoverReadonlyReplica => fence(source, WriterFenceKind::ReadonlyReplica).await,
-            // Both are up to somebody else.
+            // Both are up to another party.
             WayKind::CutoverFront | WayKind::CutoverExternal => Ok(()),
         };
         ways.push(Way::of(kind, outcome));

@@ -88,7 +88,7 @@ impl FromStr for RateChange {
         let (name, value) = text.split_once('=').ok_or(FORMS)?;
         let number = |parsed: Result<u64, ParseUnitError>| match value {
             "none" => Ok(Some(0)),
-            // It would be taken for no bound, and the user means the opposite.
+            // It would count as no bound, and the user means the opposite.
             _ => match parsed.map_err(|e| e.to_string())? {
                 0 => Err(format!("{name} must be more than nothing; to move no keys: whimbrel jobs pause")),
                 n => Ok(Some(n)),
@@ -126,7 +126,7 @@ impl FromStr for RateChange {
     }
 }
 
-/// How long writes may be paused, in milliseconds. A number without a unit would be seconds, which nobody
+/// How long writes may be paused, in milliseconds. A number without a unit would be seconds, which no user
 /// means here.
 ///
 /// # Errors
@@ -164,25 +164,25 @@ pub struct RatesNow {
     /// The times of the day at which keys move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<Window>,
-    /// When they move again, in seconds since the epoch, where it is none of these times.
+    /// When they move again, in seconds since the epoch, if none of these times applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_until_s: Option<u64>,
-    /// Bytes of values in flight, where somebody has changed that.
+    /// Bytes of values in flight, if the user has changed that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// How many lanes there are, where somebody has changed that.
+    /// How many lanes there are, if the user has changed that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lanes: Option<LaneCounts>,
-    /// How long writes may be paused at once, in milliseconds, where somebody has changed that.
+    /// How long writes may be paused at once, in milliseconds, if the user has changed that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_pause_ms: Option<u64>,
-    /// Whether no keys move until somebody says so.
+    /// Whether no keys move until the user says so.
     #[serde(default)]
     pub paused: bool,
 }
 
 impl RatesNow {
-    /// What makes another job's rates these, but for the pause; what is bounded nowhere stays.
+    /// What makes another job's rates these, except the pause; what is bounded nowhere stays.
     pub fn as_change(&self) -> RateChange {
         RateChange {
             keys: self.rate_keys,
@@ -200,7 +200,7 @@ impl RatesNow {
         self.paused || self.paused_until_s.is_some()
     }
 
-    /// That no keys move, in words: `paused`, or `paused until 01:00Z`. `None` where they do.
+    /// That no keys move, in words: `paused`, or `paused until 01:00Z`. `None` if they do.
     pub fn pause_in_words(&self) -> Option<String> {
         let until = || Some(format!("paused until {}", format_time_of_day(self.paused_until_s?)));
         if self.paused { Some("paused".to_owned()) } else { until() }

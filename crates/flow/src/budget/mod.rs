@@ -18,9 +18,9 @@ use crate::lane_counts::LaneCounts;
 use crate::load::MaxLoad;
 use crate::memory::MemoryBudget;
 
-/// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second. Who waits
-/// takes nothing before its turn. So a change of the rate counts for those that wait already, and lets nobody
-/// through who would wait without it.
+/// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second. A lane that
+/// waits takes nothing before its turn. So a change of the rate also counts for lanes that wait already, and
+/// lets no lane through that would wait without it.
 #[derive(Debug)]
 struct Bucket {
     per_second: Option<f64>,
@@ -30,10 +30,10 @@ struct Bucket {
     grown_at: Instant,
 }
 
-/// How far a bucket may fill up while nobody takes from it.
+/// How far a bucket may fill up while no lane takes from it.
 const BURST: Duration = Duration::from_millis(100);
 
-/// How long at most somebody waits before looking again. A wait may be computed to be for ever.
+/// How long a lane waits at most before it looks again. A computed wait may be infinite.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 impl Bucket {
@@ -95,8 +95,8 @@ pub struct Rates(Arc<Shared>);
 struct Shared {
     keys: Mutex<Bucket>,
     bytes: Mutex<Bucket>,
-    /// Who waits for keys, and for bytes, in the order in which they came: a lane that others overtake again
-    /// and again would keep its pages unfinished.
+    /// The lanes that wait for keys, and for bytes, in the order in which they came: a lane that others
+    /// overtake again and again would keep its pages unfinished.
     queues: [Queue; 2],
     /// What slow servers leave of the keys; see [`crate::latency`].
     slowed: Mutex<Slowed>,
@@ -106,7 +106,7 @@ struct Shared {
     lifted: AtomicUsize,
     /// Keys move at these times of the day alone.
     window: Mutex<Option<Window>>,
-    /// What bounds the values in flight, of a job that has such a bound, and how large somebody has made it.
+    /// What bounds the values in flight, of a job that has such a bound, and how large the user has made it.
     memory: Mutex<(Option<MemoryBudget>, Option<u64>)>,
     /// How many lanes a job has that can have others.
     lanes: Mutex<Steered<LaneCounts>>,
@@ -114,7 +114,7 @@ struct Shared {
     max_pause_ms: Mutex<Steered<u64>>,
     /// The shortest pause that suffices, in milliseconds, as it was measured last.
     least_pause_ms: AtomicU64,
-    /// Changes with everything that is steered, so that who waits looks again.
+    /// Changes with everything that is steered, so that waiting lanes look again.
     pause: watch::Sender<Pause>,
 }
 
@@ -123,7 +123,7 @@ struct Shared {
 struct Steered<T> {
     /// Whether the job does.
     is_followed: bool,
-    /// What somebody has made it.
+    /// What the user has made it.
     changed: Option<T>,
 }
 
@@ -136,7 +136,7 @@ impl<T> Default for Steered<T> {
 /// Why no keys move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Pause {
-    /// Somebody has paused the job.
+    /// The user has paused the job.
     by_user: bool,
     /// Its window is closed, until this moment, in seconds since the epoch.
     until_s: Option<u64>,
@@ -159,7 +159,7 @@ struct Slowed {
     max_load: MaxLoad,
     /// Keys a second that slow servers allow.
     bucket: Bucket,
-    /// Somebody had to wait since that was last asked.
+    /// A lane had to wait since that was last asked.
     has_waited: bool,
     /// What slows it down.
     strain: Strain,
@@ -259,7 +259,7 @@ impl Rates {
     }
 
     /// How many keys are read together at most, so that none of them is read long before its time: those of a
-    /// tenth of a second. One at least; all there are where there is no rate.
+    /// tenth of a second. At least one; all there are if there is no rate.
     pub(crate) fn keys_at_once(&self) -> usize {
         let per_second = self.0.keys.lock().per_second;
         per_second.map_or(usize::MAX, |rate| (rate * BURST.as_secs_f64()).max(1.0) as usize)
@@ -310,13 +310,13 @@ impl Rates {
         let _ = changes.wait_for(|_| self.0.window.lock().is_some()).await;
     }
 
-    /// Pauses or goes on by the time of the day, which is `now_s` seconds since the epoch. False where keys
-    /// move at any time.
+    /// Pauses or goes on by the time of the day, which is `now_s` seconds since the epoch. False if keys move
+    /// at any time.
     pub(crate) fn keep_window(&self, now_s: u64) -> bool {
         let window = *self.0.window.lock();
         let closed = window.filter(|window| !window.contains(now_s));
         let until_s = closed.map(|window| window.begins_after(now_s));
-        // Who waits for a rate is woken by changes alone.
+        // Only changes wake a lane that waits for a rate.
         self.0.pause.send_if_modified(|pause| std::mem::replace(&mut pause.until_s, until_s) != until_s);
         window.is_some()
     }
@@ -356,12 +356,12 @@ impl Rates {
         self.0.max_pause_ms.lock().is_followed
     }
 
-    /// How long writes may be paused at once, in milliseconds; `None` where nobody has changed that.
+    /// How long writes may be paused at once, in milliseconds; `None` if the user has not changed that.
     pub fn max_pause_ms(&self) -> Option<u64> {
         self.0.max_pause_ms.lock().changed
     }
 
-    /// Waits until somebody has changed that to something else than `now_ms`, and says to what.
+    /// Waits until the user has changed that to another value than `now_ms`, and returns it.
     pub async fn until_pause_changes(&self, now_ms: u64) -> u64 {
         let mut changes = self.0.pause.subscribe();
         loop {
@@ -378,7 +378,7 @@ impl Rates {
         self.0.least_pause_ms.store(least_ms, Ordering::Relaxed);
     }
 
-    /// The shortest pause that suffices, in milliseconds; 0 where that is not known.
+    /// The shortest pause that suffices, in milliseconds; 0 if that is not known.
     pub fn least_pause_ms(&self) -> u64 {
         self.0.least_pause_ms.load(Ordering::Relaxed)
     }
@@ -389,7 +389,7 @@ impl Rates {
         let _ = changes.wait_for(|pause| !pause.is_on()).await;
     }
 
-    /// Whether somebody had to wait for slow servers since this was last asked.
+    /// Whether a lane had to wait for slow servers since this was last asked.
     pub(crate) fn has_waited(&self) -> bool {
         std::mem::take(&mut self.0.slowed.lock().has_waited)
     }
@@ -411,12 +411,12 @@ impl Rates {
         slowed.strain = strain;
     }
 
-    /// How long a job takes that would take `left_ms`; nobody knows while no keys move.
+    /// How long a job takes that would take `left_ms`; unknown while no keys move.
     pub fn left_ms(&self, left_ms: Option<u64>) -> Option<u64> {
         left_ms.filter(|_| !self.now().is_paused())
     }
 
-    /// How far slow servers hold the job back, in words; `None` where they do not.
+    /// How far slow servers hold the job back, in words; `None` if they do not.
     pub fn slowed_in_words(&self) -> Option<String> {
         let slowed = self.0.slowed.lock();
         let rate = slowed.bucket.per_second?;
@@ -440,15 +440,15 @@ impl Rates {
     async fn take(&self, bucket: &Mutex<Bucket>, amount: u64) {
         let mut changes = self.0.pause.subscribe();
         loop {
-            // Before the bucket is looked at: a change after that is not missed. Fails only once the sender
-            // is gone, which `self` keeps.
+            // Before the bucket is read: a change after that is not missed. Fails only once the sender is
+            // gone, which `self` keeps.
             let _ = changes.wait_for(|pause| !pause.is_on()).await;
             if self.is_lifted() {
                 return bucket.lock().take_anyway(amount, Instant::now());
             }
             let taken = bucket.lock().take(amount, Instant::now());
             let Err(wait) = taken else { return };
-            // A change ends the wait, and it is looked again.
+            // A change ends the wait, and the bucket is read again.
             let _ = timeout(wait, changes.changed()).await;
         }
     }
@@ -539,13 +539,13 @@ mod tests {
             [0, 0, 500, 1_000, 1_001].map(&mut passes),
             [Ok(()), Err(1_000), Err(500), Ok(()), Err(999)]
         );
-        // What nobody took is lost, up to a burst.
+        // What no lane took is lost, up to a burst.
         assert_eq!([60_000, 60_000].map(&mut passes), [Ok(()), Err(900)]);
         let mut unbounded = Bucket::new(Some(0));
         assert_eq!(unbounded.take(u64::MAX, began), Ok(()));
     }
 
-    /// Who came first is let through first.
+    /// The first to come is let through first.
     #[tokio::test]
     async fn nobody_is_overtaken() {
         let rates = Rates::new(Some(1_000), None);
@@ -566,7 +566,7 @@ mod tests {
         assert_eq!(*order.lock(), (0..8).collect::<Vec<_>>());
     }
 
-    /// Settings, and those of no rate, let nobody through that waits.
+    /// Settings, and those of no rate, let no waiting lane through.
     #[tokio::test]
     async fn a_change_of_something_else_lets_nobody_through() {
         let rates = Rates::new(Some(1_000), None);

@@ -20,10 +20,10 @@ const COMMANDS: [&str; 3] = ["flushall", "flushdb", "swapdb"];
 /// How often each server has run each of these commands.
 pub(super) type Counted = BTreeMap<(String, &'static str), u64>;
 
-/// Asks all primaries of the source; nothing of one that does not say.
+/// Asks all primaries of the source; nothing for one that does not say.
 ///
 /// # Errors
-/// Where a server cannot be asked for as long as the options try again, or the copy is stopped.
+/// If a server cannot be asked for as long as the options try again, or the copy is stopped.
 pub(super) async fn count(shared: &Arc<Shared>) -> Result<Counted> {
     if !shared.source.facts.are_known {
         return Ok(Counted::new());
@@ -57,8 +57,8 @@ fn calls(stats: &str) -> Option<u64> {
     stats.strip_prefix("calls=")?.split(',').next()?.parse().ok()
 }
 
-/// Which commands ran since `before`, with how often. Servers that have taken over, or count anew, say
-/// nothing of it.
+/// Which commands ran since `before`, and how often. Servers that have taken over, or that count from 0
+/// again, do not report it.
 pub(super) fn since(before: &Counted, now: &Counted) -> BTreeMap<String, u64> {
     let mut ran = BTreeMap::new();
     for (place, count) in now {

@@ -3,8 +3,8 @@
 //! Each shard and database of the source is scanned, a few at a time, and its keys go through the lanes of a
 //! [pipeline](crate::pipeline), whose tracker says how far the journal may go.
 //!
-//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order, so a
-//! read that is older can never be written over one that is newer, even though `SCAN` may give a key twice.
+//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order, so an
+//! older read can never overwrite a newer one, even though `SCAN` may give a key twice.
 //!
 //! **What a pass may have missed is gone through again.** Slots that changed their owner on the source while
 //! it was scanned, and slots whose target primary was replaced or restarted after it had acknowledged writes,
@@ -51,14 +51,14 @@ pub struct CopyReport {
     pub duration_ms: u64,
     /// How often the keyspace, or the part in doubt, was gone through.
     pub passes: u32,
-    /// True where every selected key has been dealt with; false where it was stopped.
+    /// True if every selected key has been dealt with; false if it was stopped.
     pub complete: bool,
-    /// True where it went on from a journal.
+    /// True if it went on from a journal.
     pub resumed: bool,
-    /// Keys that the target evicted while it was copied to. Where there are any, the copy is not whole.
+    /// Keys that the target evicted while it was copied to. If there are any, the copy is not whole.
     pub evicted: u64,
     /// Commands that emptied or exchanged a database of the source while it was copied, and how often they
-    /// ran: whatever the database was, the servers do not say. Where there are any, the copy is neither what
+    /// ran: whatever the database was, the servers do not say. If there are any, the copy is neither what
     /// there was nor what there is.
     pub emptied: BTreeMap<String, u64>,
     /// The first keys that were not copied; their number is in the counters.
@@ -70,7 +70,7 @@ pub struct CopyReport {
 /// Copies. The plan has been made, and agreed to, before.
 ///
 /// `stop` ends it early and cleanly: what is in the lanes is finished and the journal is written. With a
-/// journal that holds an earlier run, that run is gone on with.
+/// journal that holds an earlier run, that run continues.
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.
@@ -100,7 +100,7 @@ pub async fn copy(
     }
     state.target_runs = runs;
     if resumed && !state.is_fresh() && state.source_layout != layout(&shared.source.topology()) {
-        // A slot may have moved from a shard that was not scanned yet to one that was.
+        // A slot may have moved from a shard that was not scanned yet to a shard that was scanned.
         shared.progress.notice("slots of the source have moved since: the copy starts again".to_owned());
         state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
         remember(&shared, &state);
@@ -118,7 +118,7 @@ pub async fn copy(
         None => Ok(()),
     })
     .await?;
-    // One that was stopped says that it is not whole, and does not wait for servers any more.
+    // A copy that was stopped reports that it is not whole, and does not wait for servers any more.
     let emptied = match complete {
         true => emptied::since(&before, &emptied::count(&shared).await?),
         false => BTreeMap::new(),

@@ -30,14 +30,14 @@ const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
 /// Writes down how far a copy is.
 pub(crate) type Keep<'a> = dyn FnMut(&JournalState) -> Result<()> + Send + 'a;
 
-/// Goes through the source, and again through what is in doubt afterwards, until nothing is; false where it
-/// was stopped before.
+/// Goes through the source, and again through what is in doubt afterwards, until nothing is; false if it was
+/// stopped before.
 pub(crate) async fn passes(
     shared: &Arc<Shared>,
     state: &mut JournalState,
     keep: &mut Keep<'_>,
 ) -> Result<bool> {
-    // The pass that was under way is gone on with.
+    // The pass that was under way is continued.
     state.pass = state.pass.saturating_sub(1);
     let mut complete = false;
     while state.pass < PASSES_MAX {
@@ -98,7 +98,7 @@ pub(crate) fn record(shared: &Shared, state: &mut JournalState) {
     state.doubt_target = Some(target).filter(|slots| !slots.is_empty());
 }
 
-/// How many keys the target has evicted since it was first met; where there are any, the user should know.
+/// How many keys the target has evicted since it was first met; if there are any, the user should know.
 pub(crate) fn note_evicted(shared: &Shared) -> u64 {
     let evicted = shared.suspects.evicted();
     if evicted > 0 {
@@ -139,7 +139,7 @@ async fn try_target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>
     Ok(shared.suspects.runs(&now))
 }
 
-/// As [`poll_target`], where nothing may be left unknown.
+/// As [`poll_target`], if nothing may be left unknown.
 ///
 /// # Errors
 /// When a primary of the target, or what reports them, does not answer.
@@ -161,8 +161,8 @@ pub(crate) async fn doubtful(
     before: &Topology,
     before_target: &Topology,
 ) -> Result<(SlotSet, SlotSet)> {
-    // Every primary of the target is met once more: one that was replaced or restarted after the last write
-    // to it would not have been noticed.
+    // Every primary of the target is met once more: otherwise a primary that was replaced or restarted after
+    // the last write to it would go unnoticed.
     target_runs(shared).await?;
     let mut backoff = Backoff::new(shared.options.retry);
     let open = loop {
@@ -187,7 +187,7 @@ async fn open_slots(shared: &Arc<Shared>) -> Result<SlotSet> {
     Ok(shared.source.open_slots().await?.union(&shared.target.open_slots().await?))
 }
 
-/// Goes through everything once, or through the slots of the state; true where nothing was left out.
+/// Goes through everything once, or through the slots of the state; true if nothing was left out.
 pub(crate) async fn run_pass(
     shared: &Arc<Shared>,
     state: &mut JournalState,
@@ -204,7 +204,7 @@ pub(crate) async fn run_pass(
     let mut waiting = Vec::new();
     for pair in &shared.options.dbs {
         for unit in Unit::of_all(&shared.source, pair.source, shared.options.from_replicas) {
-            // A slot that is on the move has keys on two nodes: only where none is, its owner alone will do.
+            // A slot that is on the move has keys on two nodes: only if none is, its owner alone is enough.
             let wanted = wanted_slots(shared, state).filter(|w| w.intersection(&open).is_empty());
             if wanted.is_some_and(|w| shared.source.is_cluster() && w.intersection(&unit.slots).is_empty()) {
                 continue;
@@ -290,12 +290,12 @@ fn note(state: &mut JournalState, name: &str, tracker: Option<&Tracker>) {
     };
 }
 
-/// The slots that this pass is about, where it is not all.
+/// The slots that this pass is about, if it is not all.
 fn wanted_slots<'a>(shared: &'a Shared, state: &'a JournalState) -> Option<&'a SlotSet> {
     state.slots.as_ref().or(shared.options.selection.slots.as_ref())
 }
 
-/// Copies the keys of one unit; true where all of them were dealt with.
+/// Copies the keys of one unit; true if all of them were dealt with.
 async fn run_unit(
     shared: Arc<Shared>,
     unit: Unit,
@@ -318,7 +318,7 @@ async fn run_unit(
     }
 }
 
-/// Scans and hands the keys to their lanes; true where the scan came to its end.
+/// Scans and hands the keys to their lanes; true if the scan came to its end.
 async fn feed_lanes(
     shared: &Arc<Shared>,
     unit: &Unit,
@@ -350,7 +350,7 @@ async fn feed_lanes(
         let page = tokio::select! {
             biased;
             () = shared.stop.cancelled() => {
-                // Where that fails, the lanes report why when they are closed.
+                // If that fails, the lanes report why when they are closed.
                 return lanes.flush().await.map(|()| false);
             }
             page = scan.next() => page?,

@@ -31,7 +31,7 @@ pub struct Plan {
     pub target: String,
     /// Each database.
     pub dbs: Vec<PlannedDb>,
-    /// Function libraries on the source that nobody asked to copy.
+    /// Function libraries on the source that the user did not ask to copy.
     pub functions_left: usize,
     /// What modules of the source leave behind.
     pub left_behind: LeftBehind,
@@ -40,10 +40,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Refuses keys of the target, where nobody said what happens to them.
+    /// Refuses keys of the target, if the user did not say what happens to them.
     ///
     /// # Errors
-    /// `Unfit` where there are any.
+    /// `Unfit` if there are any.
     pub fn must_find_none(&self, target: &Deployment) -> Result<()> {
         must_be_empty(target, &self.dbs)
     }
@@ -87,9 +87,9 @@ impl Plan {
 pub struct PlannedDb {
     /// Which.
     pub db: DbPair,
-    /// Keys on the source, all of them; `None` where this user may not ask how many they are.
+    /// Keys on the source, all of them; `None` if this user may not ask how many they are.
     pub source_keys: Option<u64>,
-    /// Keys on the source that are selected; the same number where everything is.
+    /// Keys on the source that are selected; the same number if everything is.
     pub selected_keys: Option<u64>,
     /// Keys on the target.
     pub target_keys: u64,
@@ -98,7 +98,7 @@ pub struct PlannedDb {
 /// The databases that hold keys, over all shards of a deployment: number, keys.
 ///
 /// # Errors
-/// As [`Deployment::open`] and `INFO`; `Unfit` where this user has no right to that.
+/// As [`Deployment::open`] and `INFO`; `Unfit` if this user has no right to that.
 pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
     deployment
         .check_known("nothing else shows which databases hold keys", "name the database, or give it +info")?;
@@ -123,7 +123,7 @@ pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
     Ok(sums.into_iter().collect())
 }
 
-/// These databases that hold keys, and the empty ones that both sides have: they may not stay so. Where a
+/// These databases that hold keys, and the empty ones that both sides have: they may not stay empty. If a
 /// server does not say how many it has, or has only one, those that are named.
 ///
 /// # Errors
@@ -140,12 +140,12 @@ pub async fn with_empty_databases(
         return Ok(named);
     };
     let mut dbs: Vec<DbPair> = (0..ours.min(theirs)).map(|db| DbPair { source: db, target: db }).collect();
-    // One that the target does not have is complained about when it is looked at.
+    // A database that the target does not have is reported when it is checked.
     dbs.extend(named.into_iter().filter(|pair| pair.source >= ours.min(theirs)));
     Ok(dbs)
 }
 
-/// How many databases a server has; `None` where it does not say.
+/// How many databases a server has; `None` if it does not say.
 async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
     let mut link = deployment.open(&deployment.server(), 0).await?;
     let reply = link.ask(&[b"CONFIG", b"GET", b"databases"]).await?;
@@ -156,8 +156,8 @@ async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
 /// Looks at both sides and decides whether a copy may start. Writes nothing.
 ///
 /// `fresh` is false for a copy that goes on with an earlier one: then the target holds keys of ours.
-/// `refuse_existing` is true where the user has not said what to do with keys that exist. `count_selected`
-/// makes it scan the source to count what is selected.
+/// `refuse_existing` is true if the user has not said what to do with keys that exist. `count_selected` makes
+/// it scan the source to count what is selected.
 ///
 /// # Errors
 /// `Unfit` with a remedy for everything that would make the copy fail or do harm.
@@ -219,7 +219,7 @@ pub async fn plan(
     })
 }
 
-/// Refuses keys of the target of which nobody said what happens to them.
+/// Refuses keys of the target if the user did not say what happens to them.
 fn must_be_empty(target: &Deployment, dbs: &[PlannedDb]) -> Result<()> {
     let Some(full) = dbs.iter().find(|d| d.target_keys > 0) else { return Ok(()) };
     let keys = format_count_of(full.target_keys, "key");
@@ -239,7 +239,7 @@ fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOption
         }
     };
     let own = ids(source);
-    // Where the source does not say who it is, its address is all there is to know.
+    // If the source does not say what it is, its address is all there is to know.
     let same_address = !source.facts.are_known && source.endpoint.address == target.endpoint.address;
     let same = same_address || ids(target).iter().any(|id| !id.is_empty() && own.contains(id));
     match options.dbs.iter().find(|db| same && db.source == db.target) {
@@ -319,7 +319,7 @@ pub(crate) const GIVE_INFO: &str = "give it +info and what else a sync needs, or
 /// Asks when a field of a hash expires.
 const FIELD_TIMES: [&[u8]; 5] = [b"HPEXPIRETIME", PROBE_KEY, b"FIELDS", b"1", b"f"];
 
-/// Enumerates keys, of which hardly any.
+/// Enumerates keys, hardly any.
 const SCAN: [&[u8]; 4] = [b"SCAN", b"0", b"COUNT", b"1"];
 
 /// Tries whether the keys of a copy can be read in one way at least.

@@ -1,6 +1,6 @@
 //! What a copy cannot promise where the source's user may do little.
 //!
-//! `SCAN`, `DUMP` and `PTTL` are enough to copy keys. Each of the other commands that a copy sends, where it
+//! `SCAN`, `DUMP` and `PTTL` are enough to copy keys. Each of the other commands that a copy sends, if it
 //! may, is there for something that is missing without it.
 
 use whimbrel_core::units::format_bytes;
@@ -12,8 +12,8 @@ use crate::functions::check_listed;
 use crate::pipeline::CopyOptions;
 use crate::verify::check_comparable;
 
-/// Refuses what takes more rights than copying keys does, where it is asked for: to compare them afterwards,
-/// and to copy function libraries too.
+/// Refuses what takes more rights than copying keys does, if it is asked for: to compare them afterwards, and
+/// to copy function libraries too.
 ///
 /// # Errors
 /// As [`check_comparable`] and [`check_listed`].

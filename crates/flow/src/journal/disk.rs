@@ -7,13 +7,13 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use whimbrel_core::units::format_duration_ms;
 
-/// For how long a full disk is put up with.
+/// How long a full disk is tolerated.
 const FULL_MAX: Duration = Duration::from_secs(600);
 
 /// How often a write is tried again that must be done before anything else.
 const RETRY_PERIOD: Duration = Duration::from_millis(200);
 
-/// True where there was no room for what was to be written: the disk is full, or the user's quota is.
+/// True if there was no room for what was to be written: the disk is full, or the user's quota is.
 pub fn is_full(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
@@ -26,7 +26,7 @@ impl DiskFull {
     /// Notes how a write ended. A full disk is no error until it has been full for ten minutes: `None`.
     ///
     /// # Errors
-    /// `outcome`'s own, where it has another reason, or the disk is full for too long.
+    /// `outcome`'s own, if it has another reason, or the disk is full for too long.
     pub fn bear<T>(&self, outcome: Result<T>) -> Result<Option<T>> {
         let mut since = self.0.lock();
         match outcome {
@@ -72,7 +72,7 @@ impl DiskFull {
     }
 }
 
-/// What is shown of a disk that has been full for so long, in milliseconds.
+/// What is shown of a disk that has been full for this long, in milliseconds.
 pub fn disk_full_words(full_ms: u64) -> String {
     format!("disk full since {}: progress is not written down", format_duration_ms(full_ms / 1_000 * 1_000))
 }

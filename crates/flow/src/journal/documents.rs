@@ -28,22 +28,22 @@ const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documen
 
 /// Documents by name.
 pub trait Documents: fmt::Debug + Send + Sync {
-    /// A document; `None` where there is none of that name.
+    /// A document; `None` if there is none of that name.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     fn read(&self, name: &str) -> io::Result<Option<String>>;
 
     /// Writes documents, all of them or none. They are on disk when this returns.
     ///
     /// # Errors
-    /// Where they cannot be written: a full disk, for example.
+    /// If they cannot be written: a full disk, for example.
     fn write(&self, documents: &[(&str, &str)]) -> io::Result<()>;
 
     /// Removes all of them, and what they are kept in.
     ///
     /// # Errors
-    /// Where that cannot be done.
+    /// If that cannot be done.
     fn remove(self: Box<Self>) -> io::Result<()>;
 }
 
@@ -74,7 +74,7 @@ impl From<DatabaseError> for OpenError {
     }
 }
 
-/// What the file system reported, where that is what it is about: a full disk has to be known as one.
+/// What the file system reported, if that is the cause: a full disk has to be recognized.
 fn failure(e: impl Into<redb::Error>) -> io::Error {
     match e.into() {
         redb::Error::Io(e) => e,
@@ -94,11 +94,11 @@ const LISTED_WITHIN: Duration = Duration::from_secs(1);
 const TRIED_EVERY: Duration = Duration::from_millis(10);
 
 impl RedbDocuments {
-    /// Opens the file, and makes it where it is not there. A symbolic link is not followed. A process that
-    /// lists jobs may find the file between its making and its lock, and has it open for a moment.
+    /// Opens the file, and creates it if it is missing. A symbolic link is not followed. A process that lists
+    /// jobs may find the file between its creation and its lock, and has it open for a moment.
     ///
     /// # Errors
-    /// Where it cannot be used, or another process has had it open for a second.
+    /// If it cannot be used, or another process has had it open for a second.
     pub fn create(path: &Path) -> Result<RedbDocuments, OpenError> {
         refuse_link(path).map_err(OpenError::Failed)?;
         let make = || RedbDocuments::of(path, File::options().create(true).truncate(false).mode(0o600));
@@ -108,7 +108,7 @@ impl RedbDocuments {
     /// Opens a file that is there. A symbolic link is not followed.
     ///
     /// # Errors
-    /// Where it cannot be used.
+    /// If it cannot be used.
     pub fn open(path: &Path) -> Result<RedbDocuments, OpenError> {
         refuse_link(path).map_err(OpenError::Failed)?;
         RedbDocuments::of(path, &mut File::options())
@@ -118,7 +118,7 @@ impl RedbDocuments {
     /// moment.
     ///
     /// # Errors
-    /// Where it cannot be used, or another process has had it open for a second.
+    /// If it cannot be used, or another process has had it open for a second.
     pub fn open_soon(path: &Path) -> Result<RedbDocuments, OpenError> {
         RedbDocuments::open_until(path, Instant::now() + LISTED_WITHIN)
     }
@@ -139,7 +139,8 @@ impl RedbDocuments {
             Err(DatabaseError::Storage(_)) if empty_unbegun(&file)? => database(&file)?,
             outcome => outcome?,
         };
-        // Its last owner may have removed it between our opening and our lock: then nobody else would see it.
+        // Its last owner may have removed it between our opening and our lock: then no other process would
+        // see it.
         if !is_at(path, &opened) {
             return Err(OpenError::InUse);
         }
@@ -153,7 +154,7 @@ impl RedbDocuments {
     /// All documents by their names.
     ///
     /// # Errors
-    /// Where they cannot be read.
+    /// If they cannot be read.
     pub fn all(&self) -> io::Result<BTreeMap<String, String>> {
         self.with(|db| {
             let table = match db.begin_read()?.open_table(DOCUMENTS) {
@@ -174,7 +175,7 @@ impl RedbDocuments {
     /// this returns.
     ///
     /// # Errors
-    /// Where that cannot be done: a full disk, for example.
+    /// If that cannot be done: a full disk, for example.
     pub fn change<'a>(
         &self,
         changes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
@@ -268,7 +269,7 @@ impl Documents for RedbDocuments {
     }
 
     fn remove(self: Box<Self>) -> io::Result<()> {
-        // Nobody opens it between the two: it is removed first.
+        // No process opens it between the two: it is removed first.
         std::fs::remove_file(&self.path)?;
         // After a power cut it must not be there again: what has ended would be done once more.
         sync_name(&self.path)
@@ -330,7 +331,7 @@ impl StorageBackend for Kept {
     }
 }
 
-/// One document in a file of its own, replaced as a whole, whatever its name. It keeps nobody out.
+/// One document in a file of its own, replaced as a whole, whatever its name. It keeps no process out.
 #[derive(Debug, Clone)]
 pub struct FileDocument {
     path: PathBuf,
@@ -342,7 +343,7 @@ impl FileDocument {
         FileDocument { path: path.to_owned() }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -371,7 +372,7 @@ impl Documents for FileDocument {
 mod tests {
     use super::*;
 
-    /// What holds wherever documents are kept.
+    /// What holds for every place that keeps documents.
     fn keeps(open: impl Fn(&Path) -> Box<dyn Documents>) {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a-journal");

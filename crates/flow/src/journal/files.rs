@@ -23,7 +23,7 @@ pub fn write_durably(path: &Path, content: &impl Serialize) -> std::io::Result<(
     replace(path, &serde_json::to_string(content)?, true)
 }
 
-/// Puts a text into the place of a file, as a whole. Where it is to be `durable`, it is on disk when this
+/// Puts a text into the place of a file, as a whole. If it is to be `durable`, it is on disk when this
 /// returns.
 ///
 /// # Errors
@@ -69,7 +69,7 @@ pub fn make_anew(path: &Path) -> std::io::Result<File> {
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Removes a file. One that is not there is no error.
+/// Removes a file. A missing file is no error.
 ///
 /// # Errors
 /// Whatever else the file system reports.
@@ -80,10 +80,10 @@ pub fn remove_if_there(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// What must not be followed: the one that made the link chose the file behind it.
+/// A symbolic link must not be followed: the user that made the link chose the file behind it.
 ///
 /// # Errors
-/// Where there is a symbolic link of this name.
+/// If there is a symbolic link of this name.
 pub fn refuse_link(path: &Path) -> std::io::Result<()> {
     match path.symlink_metadata() {
         Ok(about) if about.is_symlink() => Err(std::io::Error::other("it is a symbolic link")),

@@ -1,8 +1,8 @@
 //! Writes and removes keys as long as a fence is what it was.
 //!
-//! A *fence* is a key whose value says who may change the keys of its slot. Who may not any more could have
-//! sent commands that are carried out later. So each command that changes keys is part of a script that looks
-//! at the fence first. How a fence is taken is for its owner to say.
+//! A *fence* is a key whose value says which process may change the keys of its slot. A process that may not
+//! any more could have sent commands that are carried out later. So each command that changes keys is part of
+//! a script that checks the fence first. Its owner decides how a fence is taken.
 
 use bytes::Bytes;
 use whimbrel_engine::error::ServerError;
@@ -31,7 +31,7 @@ pub enum Fenced {
     Done(u64),
     /// The state at this index was refused. Those before it were written, those after it were not tried.
     Refused(usize, ServerError),
-    /// The fence is this, and nothing was done; empty where there is none.
+    /// The fence is this, and nothing was done; empty if there is none.
     Lost(Bytes),
     /// The server refuses the script.
     Forbidden(ServerError),

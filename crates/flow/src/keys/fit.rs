@@ -11,7 +11,7 @@ use super::state::{Body, KeyState};
 pub struct Fit {
     /// The families of the source and the target.
     pub dialects: (Dialect, Dialect),
-    /// The highest version of payloads that the target accepts; `None` where it accepts none.
+    /// The highest version of payloads that the target accepts; `None` if it accepts none.
     pub payload_version_max: Option<u16>,
     /// The target sets a string and its expiry with one command.
     pub set_pxat: bool,
@@ -33,7 +33,7 @@ impl Fit {
     /// The state as the target takes it. Otherwise the key, which moves [in chunks](crate::large).
     ///
     /// # Errors
-    /// The key, where its state does not go there in one command.
+    /// The key, if its state does not go there in one command.
     pub fn state(&self, state: KeyState) -> Result<KeyState, Bytes> {
         let KeyState { key, body, expires_at_ms } = state;
         let body = match body {
@@ -49,7 +49,7 @@ impl Fit {
         if self.is_too_long(state.bytes()) { Err(state.key) } else { Ok(state) }
     }
 
-    /// The payload as the target takes it; `None` where it takes none of this kind.
+    /// The payload as the target takes it; `None` if it takes none of this kind.
     pub fn payload(&self, payload: Bytes) -> Option<Bytes> {
         let found = payload::peek(&payload).ok()?;
         let (from, to) = self.dialects;
@@ -70,7 +70,7 @@ impl Fit {
     }
 }
 
-/// The payload with another footer, without copying it where nobody else holds it.
+/// The payload with another footer, without copying it if nothing else holds it.
 fn with_footer(payload: Bytes, footer: Footer) -> Bytes {
     let body = payload.len() - Footer::LEN;
     let mut bytes = match payload.try_into_mut() {

@@ -2,10 +2,11 @@
 //!
 //! All that moves keys asks here: which commands read a state from which server, what keeps a value and its
 //! expiry together, what their replies mean, in which form the other side takes the state, and which command
-//! writes it. When to read, whom to ask, and what follows from an answer is for each of them to say.
+//! writes it. When to read, which server to ask, and what follows from an answer is for each of them to
+//! decide.
 //!
-//! Commands and replies are apart from connections: who has a pipeline of its own queues the commands in it,
-//! and hands the replies back. [`read_all`] and [`write_all`] do both for those that have no more to say.
+//! Commands and replies are apart from connections: a caller with its own pipeline queues the commands in it,
+//! and hands the replies back. [`read_all`] and [`write_all`] do both for callers that send nothing else.
 //!
 //! - [`state`]: what a state is;
 //! - [`read`]: reads states, in one of four [`Way`]s;

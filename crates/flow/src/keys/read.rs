@@ -46,14 +46,14 @@ pub enum Way {
     /// All are read in one transaction. For strings on a server that is no cluster: there a transaction may
     /// touch one slot only.
     Transaction,
-    /// The expiry is asked before and after the value, and the key is read again where the two differ: an
-    /// expiry that was the same before and after was the expiry when the value was read.
+    /// The expiry is asked before and after the value, and the key is read again if the two differ: an expiry
+    /// that was the same before and after was the expiry when the value was read.
     Bracketed,
     /// A value and its expiry may belong to different moments. Whatever happened in between is in a feed, and
     /// the key is transferred again.
     FeedProtected,
-    /// Nobody writes to the key meanwhile, or what is read counts only where nobody has: a lock, a fence or
-    /// `WATCH` sees to that. The key may expire; then it is gone. A transaction would be refused by a cluster
+    /// No client writes to the key meanwhile, or what is read counts only if none has: a lock, a fence or
+    /// `WATCH` ensures that. The key may expire; then it is gone. A transaction would be refused by a cluster
     /// in which the slot is on the move.
     Frozen,
 }
@@ -67,7 +67,7 @@ pub struct Read {
     pub way: Way,
     /// By which clock it is known when they expire.
     pub clock: Clock,
-    /// Each key is asked when it expires. Where not, none of the database has an expiry: with
+    /// Each key is asked when it expires. If not, none of the database has an expiry: with
     /// [`Way::Transaction`] and [`Way::Bracketed`] that is asked along with the values; with the others the
     /// caller knows.
     pub expiries: bool,
@@ -103,7 +103,7 @@ pub enum Answer {
     ExpiriesSeen,
     /// The server does not let us use transactions: they have to be read in another way.
     NoTransactions(ServerError),
-    /// No reply to this command, or one that cannot be.
+    /// No reply to this command, or an impossible one.
     Unexpected(&'static str, Option<Value>),
 }
 
@@ -167,8 +167,8 @@ impl Read {
         queued + 2
     }
 
-    /// How many replies come for each key; not where the keys are read [together](Way::Transaction), or
-    /// [between two looks at the database](Read::expiries).
+    /// How many replies come for each key; not if the keys are read [together](Way::Transaction), or [between
+    /// two looks at the database](Read::expiries).
     pub fn replies_of_each(&self) -> usize {
         let looks = match (self.way, self.expiries) {
             (_, false) => 0,
@@ -234,7 +234,7 @@ impl Read {
             None if !self.clock.is_same(expiry, self.expiry(after)) => Found::Unstable,
             // Created and deleted again around the read.
             None if expiry == Expiry::Gone && *value != Value::Null => Found::Unstable,
-            // The later look, since that is nearer to the truth where what is left counts from now.
+            // The later look, since that is closer to the truth if the time left counts from now.
             None => self.found_with(value, self.expiry(after), after),
             Some(_) => self.found_with(value, expiry, before),
         }
@@ -326,7 +326,7 @@ fn taken(value: &mut Value) -> Value {
 }
 
 impl Found {
-    /// The state of a key that was read with `fetch`; `None` where this is none.
+    /// The state of a key that was read with `fetch`; `None` if this is none.
     pub fn into_state(self, key: Bytes, fetch: Fetch) -> Option<KeyState> {
         match self {
             Found::Gone => Some(KeyState::gone(key)),
@@ -348,7 +348,7 @@ fn has_expiries(info: &Value, db: u32) -> Option<bool> {
 /// [`Way::Frozen`]. Those that had to be read again come last.
 ///
 /// # Errors
-/// Whatever the link reports; `Unfit` where it stays unclear when a key expires. What the server refuses is
+/// Whatever the link reports; `Unfit` if it stays unclear when a key expires. What the server refuses is
 /// [`Found`].
 pub async fn read_all(link: &mut Link, read: &Read, keys: &[Bytes]) -> Result<Vec<(Bytes, Found)>> {
     let found = read_together(link, &[(*read, keys)]).await?;
@@ -448,7 +448,7 @@ pub(crate) async fn dumps<K: AsRef<[u8]>>(link: &mut Link, keys: &[K], asking: b
     link.ask_each(asking, &commands).await
 }
 
-/// Says of each key in how many milliseconds it expires; `None` where it never does, or does not exist.
+/// Says of each key in how many milliseconds it expires; `None` if it never does, or does not exist.
 ///
 /// # Errors
 /// Whatever the link or the server reports.

@@ -11,10 +11,10 @@ pub const GROUP_KEYS_MAX: usize = 512;
 /// Groups are sized to this many bytes of values.
 pub const GROUP_BYTES: u64 = 512 << 10;
 
-/// How many elements `MEMORY USAGE` looks at first, and from which answer on it is asked to look at all of
-/// them. Where there are more elements than samples the answer is above that, even if each takes ten bytes
-/// only, so none that was left out goes unnoticed; and one that is already too large never costs the server a
-/// walk through all of it.
+/// How many elements `MEMORY USAGE` looks at first. Above a certain answer it is asked to look at all of
+/// them. If there are more elements than samples the answer is above that, even if each takes ten bytes only,
+/// so no element that was left out goes unnoticed; and a key that is already too large never costs the server
+/// a walk through all of it.
 const SAMPLES_FIRST: &[u8] = b"400";
 const SAMPLED_BYTES_MAX: u64 = 4 << 10;
 
@@ -26,7 +26,7 @@ const SAMPLES_ALL: &[u8] = b"0";
 pub enum Samples {
     /// At some of its elements.
     First,
-    /// At all of them: only where the first look [may have left out](was_sampled) large ones.
+    /// All of them: only if the first look [may have left out](was_sampled) large ones.
     All,
 }
 
@@ -81,8 +81,8 @@ async fn measure(link: &mut Link, keys: &[&Bytes], how: Samples, asking: bool) -
     link.ask_each(asking, &commands).await
 }
 
-/// The memory that a key takes, in bytes: exact where it is not above `large_bytes`, and else no less than
-/// that. `None` where there is no such key. It costs the server no walk through a large one.
+/// The memory that a key takes, in bytes: exact if it is not above `large_bytes`, and else no less than that.
+/// `None` if there is no such key. It costs the server no walk through a large one.
 ///
 /// # Errors
 /// As [`Link::call`]; the server must have `MEMORY USAGE`.
@@ -107,7 +107,7 @@ pub async fn memory_bytes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64) 
 /// What is known of a key before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Size {
-    /// A string of this many bytes. Of one that is not there it is 0.
+    /// A string of this many bytes. 0 for a missing key.
     String(u64),
     /// Of another type, or gone; the memory that it takes, as of [`memory_bytes`].
     Other(u64),
@@ -116,8 +116,8 @@ pub enum Size {
 }
 
 /// How large keys are, strings by their lengths and all others by the memory that they take; of the latter it
-/// is exact where it is not above `large_bytes`. With `at_once` the server is asked for both of each key in
-/// the first round trip, which costs it more; else what turns out to be no string takes a second one. Some
+/// is exact if it is not above `large_bytes`. With `at_once` the server is asked for both of each key in the
+/// first round trip, which costs it more; else a key that turns out to be no string takes a second one. Some
 /// keys take one more. The server must have `MEMORY USAGE`.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use whimbrel_wire::value::Value;
 
 use super::state::{Body, KeyState};
 
-/// What to do where there is a key of that name.
+/// What to do if there is a key of that name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteMode {
     /// Replace it: writing twice changes nothing.
@@ -21,7 +21,7 @@ pub enum WriteMode {
 /// How states are written.
 #[derive(Debug, Clone, Copy)]
 pub struct Write {
-    /// What to do where there is a key of that name.
+    /// What to do if there is a key of that name.
     pub mode: WriteMode,
     /// The server is importing the slots of the keys: each command follows an `ASKING`.
     pub asking: bool,
@@ -127,9 +127,8 @@ pub(super) fn restore_time(ms: Option<i64>) -> i64 {
     ms.map_or(0, |ms| ms.max(AT_MIN_MS))
 }
 
-/// Queues one command that sets strings without expiries: all of them, or none where one is there and `mode`
-/// does not replace it. One reply comes; where they are replaced [`Write::written`] reads it for each of
-/// them.
+/// Queues one command that sets strings without expiries: all of them, or none if one is there and `mode`
+/// does not replace it. One reply comes; if they are replaced [`Write::written`] reads it for each of them.
 pub fn push_strings<'a>(
     out: &mut Outbox,
     mode: WriteMode,
@@ -171,8 +170,8 @@ pub async fn write_all(link: &mut Link, write: Write, states: &[KeyState]) -> Re
     Ok(written)
 }
 
-/// Writes strings without expiries with one command, over a `link` to one server, where none of the keys is
-/// there. False where one is, or the server refuses: then nothing is written.
+/// Writes strings without expiries with one command, over a `link` to one server, if none of the keys is
+/// there. False if one is, or the server refuses: then nothing is written.
 ///
 /// # Errors
 /// As [`remove_together`].
@@ -186,8 +185,8 @@ pub async fn write_strings_together(link: &mut Link, states: &[KeyState]) -> Res
     }
 }
 
-/// Removes the keys of these states with one command, over a `link` to one server. False where that refuses
-/// it: then nothing is removed.
+/// Removes the keys of these states with one command, over a `link` to one server. False if that refuses it:
+/// then nothing is removed.
 ///
 /// # Errors
 /// Whatever the link reports; `Unexpected` for what is no reply to such a command.

@@ -21,8 +21,8 @@ pub(super) trait Reader {
     /// The next chunk, or `None` after the last one.
     async fn next(&mut self, source: &mut Link) -> Result<Option<Chunk>, Halt>;
 
-    /// True where the source's cardinality at the end is what the chunks held. It is not where elements may
-    /// expire: servers count them for a while longer.
+    /// True if the source's cardinality at the end is what the chunks held. It is not if elements may expire:
+    /// servers count them for a while longer.
     fn counts_exactly(&self) -> bool {
         true
     }
@@ -32,7 +32,7 @@ pub(super) trait Reader {
         Vec::new()
     }
 
-    /// Judges the replies to [`Reader::closing`]: false where something changed that `WATCH` does not notice.
+    /// Judges the replies to [`Reader::closing`]: false if something changed that `WATCH` does not notice.
     fn is_same(&self, _replies: &[Value]) -> bool {
         true
     }
@@ -212,7 +212,7 @@ pub(super) async fn ask(source: &mut Link, args: &[&[u8]]) -> Result<Value, Halt
     checked(source, reply, args.first().copied().unwrap_or_default())
 }
 
-/// The strings of an array reply; `None` where it is anything else.
+/// The strings of an array reply; `None` if it is anything else.
 pub(super) fn strings(reply: Value) -> Option<Vec<Bytes>> {
     reply.into_items()?.into_iter().map(Value::into_bytes).collect()
 }

@@ -16,7 +16,7 @@ use whimbrel_wire::value::Value;
 use super::task::KeyType;
 use crate::keys::read::UNSTABLE_ROUNDS_MAX;
 
-/// Keys whose elements are transferred together, and keys of which only the expiry is.
+/// Keys whose elements are transferred together, and keys whose expiry alone is.
 const KEYS_MAX: usize = 32;
 const EXPIRIES_MAX: usize = 1_024;
 
@@ -33,7 +33,7 @@ const PART_BYTES: usize = 256 << 10;
 /// What changed of one key.
 pub(crate) struct Change<'a> {
     pub(crate) key: &'a Bytes,
-    /// `None` where only the expiry changed, and there are no names.
+    /// `None` if only the expiry changed, and there are no names.
     pub(crate) collection: Option<Collection>,
     pub(crate) names: &'a BTreeSet<Bytes>,
     /// The expiry of the key as a whole changed, too.
@@ -43,7 +43,7 @@ pub(crate) struct Change<'a> {
 /// What [`transfer`] did.
 pub(crate) struct Followed {
     pub(crate) bytes: u64,
-    /// False where the key is not what it was taken for any more, and has to be transferred whole.
+    /// False if the key is no longer what it was thought to be, and has to be transferred whole.
     pub(crate) is_exact: bool,
 }
 
@@ -153,13 +153,13 @@ impl<'a> UnderWay<'a> {
         UnderWay { change, names, done: 0, count: ELEMENTS_FIRST, bytes: 0, is_exact }
     }
 
-    /// The names that are next; none where it is through, or was given up.
+    /// The names that are next; none if it is through, or was given up.
     fn part(&self) -> &[&'a Bytes] {
         let rest = if self.is_exact { &self.names[self.done..] } else { &[] };
         &rest[..self.count.min(rest.len())]
     }
 
-    /// This many bytes were read of the part. Nobody knows how large an element is before it is read.
+    /// This many bytes were read of the part. The size of an element is unknown before it is read.
     fn has_read(&mut self, bytes: usize) {
         let length = self.part().len();
         self.done += length;
@@ -169,7 +169,7 @@ impl<'a> UnderWay<'a> {
     }
 }
 
-/// Transfers the next part of each; false where nothing is left.
+/// Transfers the next part of each; false if nothing is left.
 async fn transfer_parts(
     (source, target): (&mut Link, &mut Link),
     some: &mut [&mut UnderWay<'_>],
@@ -228,7 +228,7 @@ async fn transfer_expiries(
             Expiry::Never => {
                 commands.0.push(vec![Bytes::from_static(b"PERSIST"), one.change.key.clone()]);
             }
-            // Where it is unclear, the key is read as a whole.
+            // If it is unclear, the key is read as a whole.
             Expiry::Gone | Expiry::Unclear => {
                 one.is_exact = false;
                 continue;
@@ -302,8 +302,7 @@ fn with_ttls(change: &Change<'_>, ttls: &ElementCommands) -> bool {
     change.collection == Some(Collection::Hash) && ttls.source
 }
 
-/// The replies to [`push_read`] of this many names: the values, and their times to live where they may have
-/// any.
+/// The replies to [`push_read`] of this many names: the values, and their times to live if they may have any.
 async fn replies_to_read(
     source: &mut Link,
     change: &Change<'_>,
@@ -322,8 +321,7 @@ async fn replies_to_read(
     Ok((values, times))
 }
 
-/// The state of some elements as the commands that bring it about. `None` where the key is of another type
-/// now.
+/// The state of some elements as the commands that bring it about. `None` if the key is of another type now.
 fn commands_of(
     source: &Link,
     change: &Change<'_>,
@@ -360,7 +358,7 @@ fn commands_of(
             },
             (_, value) => match value.as_bytes() {
                 Some(value) => {
-                    // Where the key is gone meanwhile the reply is no array, and the feed says so.
+                    // If the key is gone meanwhile, the reply is no array, and the feed says so.
                     let at = times.as_items().and_then(|times| times.get(i)).and_then(Value::as_int);
                     if at == Some(FIELD_GONE) {
                         // It has expired since the value was read.
@@ -391,11 +389,11 @@ fn commands_of(
     Ok(Some(commands))
 }
 
-/// Sends the commands of each key. One that the target has no such key for (any more) is not exact: it may
-/// have made a fragment of them.
+/// Sends the commands of each key. A key that the target does not have (any more) is not exact: it may have
+/// made a fragment of them.
 ///
-/// Where keys of the target can expire those of a key are one transaction: no key expires in the middle of
-/// one, so that it exists for the commands if it did when it was asked for.
+/// If keys of the target can expire, the commands of a key are one transaction: no key expires in the middle
+/// of one, so that it exists for the commands if it did when it was asked for.
 async fn send_all(target: &mut Link, writes: Vec<(&mut UnderWay<'_>, Commands)>, asking: bool) -> Result<()> {
     if writes.is_empty() {
         return Ok(());

@@ -7,23 +7,23 @@
 //! **Exactness.** The source is read under `WATCH`. Closing the read is a transaction: when it is aborted,
 //! the key was written to meanwhile, and the transfer starts over. So what arrives is one state of the key
 //! and not a mixture of several. `WATCH` notices no change of consumer groups on any server, so those are
-//! read twice and compared. Where `WATCH` is forbidden, the read goes on without it, and only a change of
-//! type, cardinality or groups is noticed.
+//! read twice and compared. If `WATCH` is forbidden, the read goes on without it, and only a change of type,
+//! cardinality or groups is noticed.
 //!
 //! **Atomicity.** The target is written to a [staging key](staging_key) in the slot of the key. It takes the
 //! key's place in one transaction at the end, so clients of the target see the old value or the new one. It
 //! has a time to live of one hour, renewed with each chunk, so that the orphan of a killed process disappears
 //! by itself.
 //!
-//! **Loss.** A failover, an eviction or a run that takes it for a leftover may remove the staging key, and
+//! **Loss.** A failover, an eviction or a run that mistakes it for a leftover may remove the staging key, and
 //! the next chunk would create it anew. So the transaction that creates it gives it its time to live, and
 //! after each chunk it must have one: a key that came into being later has none. At the end it is watched
 //! while its elements are counted, until it has taken the key's place.
 //!
 //! **Slots on the move.** In a slot that the target is importing no staging key can be renamed, and none is
-//! needed: nobody reads the key before the slot is handed over. There the value is assembled under [its own
-//! name](Assembly::Importing). Hashes, sets and sorted sets are then read without `WATCH`: the caller follows
-//! the changes of their elements.
+//! needed: no client reads the key before the slot is handed over. There the value is assembled under [its
+//! own name](Assembly::Importing). Hashes, sets and sorted sets are then read without `WATCH`: the caller
+//! follows the changes of their elements.
 //!
 //! **Short commands.** A command moves [`Transfer::chunk_bytes`] or a thousand elements at most. Strings
 //! above 64 MiB are the exception: while one grows on the target, the server's allocator moves it a few
@@ -66,7 +66,7 @@ use task::{Halt, checked};
 
 use crate::keys::{Fetch, dumps, memory_bytes};
 
-/// How often a transfer is tried because the key changed while it was read, where nobody follows its changes.
+/// How often a transfer is tried because the key changed while it was read, if its changes are not followed.
 pub const TRIES_MAX: u32 = 5;
 
 /// The same for a key whose changes are followed: it is tried again later anyway, with all that has been
@@ -79,19 +79,19 @@ const PAUSE_FIRST_MS: u64 = 20;
 /// How long a staging key outlives its last chunk.
 pub(crate) const STAGING_TTL_MS: u64 = 3_600_000;
 
-/// How often it is asked when a key expires where the answer may be unclear.
+/// How often it is asked when a key expires if the answer may be unclear.
 const EXPIRY_LOOKS: usize = 8;
 
 /// How far the clocks of this machine and of a server may be apart.
 const CLOCKS_APART_MS: i64 = 60_000;
 
-/// How often a value is tried to be renamed, at the last without `WATCH` where fields of it expire.
+/// How often a value is tried to be renamed, at the last without `WATCH` if fields of it expire.
 const PUBLISH_TRIES: u32 = 6;
 
 /// What a server holds of a connection besides one long argument.
 const QUERY_SLACK_BYTES: u64 = 64 << 10;
 
-/// Collections of more elements than this are not compared with one that exists.
+/// Collections of more elements than this are not compared with an existing one.
 const COMPARED_ELEMENTS_MAX: i64 = 512;
 
 /// Transfers one key from `source` to `target`.
@@ -100,8 +100,8 @@ const COMPARED_ELEMENTS_MAX: i64 = 512;
 /// started again from scratch, on other links as well. After success both links are as before.
 ///
 /// # Errors
-/// Whatever a link or a server reports. A link error, thus a transient one, where the staging key lost
-/// elements, as it does when the target fails over. `Own` where `stop` was cancelled.
+/// Whatever a link or a server reports. A link error, thus a transient one, if the staging key lost elements,
+/// as it does when the target fails over. `Own` if `stop` was cancelled.
 pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) -> Result<Outcome> {
     let staging = match t.place {
         Assembly::Staging | Assembly::Followed => Bytes::from(staging_key(t.job, t.key)),
@@ -112,7 +112,7 @@ pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) ->
     if let Err(e) = &result
         && (e.side != Side::Target || e.server().is_some())
     {
-        // The link to the target is still good. Most of all a full target must not keep half a value for an
+        // The link to the target is still good. Above all, a full target must not keep half a value for an
         // hour. The error that counts is the one at hand.
         if let Err(e) = mover.unstage(target).await {
             tracing::debug!(error = %e, "staging key not removed, it will expire");
@@ -187,7 +187,7 @@ impl Mover<'_> {
         matches!(self.t.place, Assembly::Importing { .. })
     }
 
-    /// Whether changes of the key's elements are somebody else's business.
+    /// Whether others follow changes of the key's elements.
     fn follows(&self, kind: &KeyType) -> bool {
         self.t.place != Assembly::Staging && matches!(kind, KeyType::Hash | KeyType::Set | KeyType::Zset)
     }
@@ -200,8 +200,8 @@ impl Mover<'_> {
         target.push(args);
     }
 
-    /// Queues a command that writes elements. Long ones are sent from where they lie: a copy of each would
-    /// count against the memory that the job may use.
+    /// Queues a command that writes elements. Long ones are sent without a copy: a copy of each would count
+    /// against the memory that the job may use.
     fn push_elements(&self, target: &mut Link, command: &Command) {
         if self.importing() {
             target.push(&[b"ASKING"]);
@@ -265,9 +265,9 @@ impl Mover<'_> {
             KeyType::Zset => self.move_by(scanned(ScannedType::Zset), &kind, watched, source, target).await,
             KeyType::Hash => self.move_by(scanned(ScannedType::Hash), &kind, watched, source, target).await,
             KeyType::Stream => {
-                // Where only the time of a consumer's last request is known, one that polls an idle group
-                // looks like one that works. After a few tries, or at the last, it gets the benefit of the
-                // doubt.
+                // If only the time of a consumer's last request is known, a consumer that polls an idle group
+                // looks like a consumer that works. After a few tries, or at the last, it gets the benefit of
+                // the doubt.
                 let strict = attempt + 1 < t.tries_max.min(TRIES_MAX / 2 + 1);
                 let reader = StreamReader::new(key, staging, t, strict);
                 self.move_by(reader, &kind, watched, source, target).await
@@ -505,7 +505,7 @@ impl Mover<'_> {
         let expires_at_ms = match clear.copied().unwrap_or(Expiry::Unclear) {
             Expiry::At(ms) => Some(ms),
             Expiry::Never => None,
-            // The key has expired since the last chunk was read, or nobody knows when it does.
+            // The key has expired since the last chunk was read, or its expiry is unknown.
             Expiry::Gone | Expiry::Unclear => return Err(Halt::Changed),
             Expiry::Unknown => return Err(source.unexpected("PEXPIRETIME or PTTL", &Value::Null).into()),
         };
@@ -557,7 +557,7 @@ impl Mover<'_> {
         });
         commands.push(vec![if replace { b"RENAME" } else { b"RENAMENX" }, &self.staging, key]);
         for tries_left in (0..PUBLISH_TRIES).rev() {
-            // Where fields expire all the time, that is a change each time.
+            // If fields expire all the time, that is a change each time.
             let watches = tries_left > 0 || sent.mortal == Mortal::default();
             let is_there = self.count(target, cardinality_command, sent, watches).await?;
             // Unwatched it may be lost by now: then the old value must stay.
@@ -585,8 +585,8 @@ impl Mover<'_> {
         Err(Halt::Lost)
     }
 
-    /// Counts what the target holds; false where all of it has expired. Under `WATCH` where that is wanted:
-    /// what is removed after it was counted must not take the place of anything.
+    /// Counts what the target holds; false if all of it has expired. Under `WATCH` if that is wanted: what is
+    /// removed after it was counted must not take the place of anything.
     async fn count(
         &self,
         target: &mut Link,
@@ -635,7 +635,7 @@ impl Mover<'_> {
         })
     }
 
-    /// The outcome where the target has the key and it is not to be replaced.
+    /// The outcome if the target has the key and it is not to be replaced.
     async fn judge_existing(&self, source: &mut Link, target: &mut Link) -> Result<Outcome> {
         if self.t.existing == Existing::Skip {
             return Ok(Outcome::Skipped);
@@ -702,7 +702,7 @@ async fn server_now_ms(link: &mut Link) -> Result<i64> {
     now_ms(link, &reply)
 }
 
-/// The reply to `TIME`. Where the server's user may not ask: what its clock may show at most.
+/// The reply to `TIME`. If the user may not ask the server: the latest time that its clock may show.
 fn now_ms(link: &Link, reply: &Value) -> Result<i64> {
     match ServerError::of(reply) {
         Some(e) if e.forbids_command() => Ok(expiry::now_ms().saturating_add(CLOCKS_APART_MS)),
@@ -711,7 +711,7 @@ fn now_ms(link: &Link, reply: &Value) -> Result<i64> {
     }
 }
 
-/// Watches the key of the source; false where the server does not let us.
+/// Watches the key of the source; false if the server does not let us.
 async fn watch(source: &mut Link, key: &[u8]) -> Result<bool> {
     let reply = source.ask(&[b"WATCH", key]).await?;
     let is_watched = is_watched(source, &reply)?;
@@ -722,7 +722,7 @@ async fn watch(source: &mut Link, key: &[u8]) -> Result<bool> {
     Ok(is_watched)
 }
 
-/// Judges the reply to `WATCH`; false where the server does not let us.
+/// Judges the reply to `WATCH`; false if the server does not let us.
 fn is_watched(link: &Link, reply: &Value) -> Result<bool> {
     match ServerError::of(reply) {
         None => Ok(true),
@@ -742,8 +742,7 @@ async fn unwatch(source: &mut Link) -> Result<()> {
     }
 }
 
-/// Runs commands as one transaction; `None` where a watched key changed. Errors of single commands are
-/// values.
+/// Runs commands as one transaction; `None` if a watched key changed. Errors of single commands are values.
 async fn run_transaction(link: &mut Link, commands: &[Vec<&[u8]>]) -> Result<Option<Vec<Value>>> {
     push_transaction(link, commands);
     link.flush().await?;

@@ -4,8 +4,8 @@
 //! entry may be of a stream entry that was deleted since, and no server lets such an entry be claimed. So a
 //! placeholder is added in its place, claimed, and deleted again.
 //!
-//! Deleting with `XDEL` raises the highest id that was ever deleted. That is right where the source deleted
-//! the entry that way, since its own highest is set at the end. But entries older than the first one may have
+//! Deleting with `XDEL` raises the highest id that was ever deleted. That is right if the source deleted the
+//! entry that way, since its own highest is set at the end. But entries older than the first one may have
 //! been trimmed away, which does not raise it, and it can never be lowered to nothing again. So placeholders
 //! before the first entry are trimmed away as well.
 
@@ -75,9 +75,9 @@ struct Entry {
 struct Consumer {
     name: Bytes,
     pending: i64,
-    /// Milliseconds since it last did something; -1 where it never did.
+    /// Milliseconds since it last did something; -1 if it never did.
     inactive_ms: i64,
-    /// False where the server reports the time of its last request only, successful or not.
+    /// False if the server reports the time of its last request only, successful or not.
     is_exact: bool,
 }
 
@@ -107,7 +107,7 @@ struct Group {
     name: Bytes,
     last_delivered: Id,
     pending: i64,
-    /// `None` where the server does not know it, or has no such thing.
+    /// `None` if the server does not know it, or has no such thing.
     entries_read: Option<i64>,
 }
 
@@ -144,7 +144,7 @@ struct Pending {
     deliveries: i64,
 }
 
-/// Where the read stands.
+/// How far the read has come.
 enum Stage {
     Start,
     Entries,
@@ -258,7 +258,7 @@ impl StreamReader {
         let (group, name, staging) = (group.clone(), name.clone(), self.staging.clone());
         match self.creates_consumers {
             true => vec![word("XGROUP"), word("CREATECONSUMER"), staging, group, name],
-            // One that reads what is pending of its own, which is nothing, is created by that.
+            // A consumer that reads its own pending entries, of which there are none, is created by that.
             false => {
                 let read = ["XREADGROUP", "GROUP"].map(word).into_iter();
                 read.chain([group, name, word("STREAMS"), staging, word("0")]).collect()
@@ -325,7 +325,7 @@ impl StreamReader {
     }
 
     /// What is pending in each group after the last window and up to some id, and that id: `upper`, or less
-    /// where there is much.
+    /// if there is much.
     async fn pending(&self, source: &mut Link, upper: Id) -> Result<(Id, Vec<Vec<Pending>>), Halt> {
         let groups = self.head.as_ref().map_or(&[][..], |head| &head.groups);
         let busy = groups.iter().filter(|group| group.pending > 0).count();
@@ -507,7 +507,7 @@ impl Reader for StreamReader {
         if parse_all(groups, Group::parse).as_ref() != Some(&head.groups) {
             return false;
         }
-        // No longer than what passed between the two looks of the server, so that who rested is never
+        // No longer than what passed between the two looks of the server, so that an idle consumer is never
         // suspected.
         let elapsed = closing_at.duration_since(head.replied_at);
         let elapsed_ms = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX);

@@ -6,7 +6,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::value::Value;
 
-/// What to do where the target has the key already.
+/// What to do if the target has the key already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     /// Replace it.
@@ -22,14 +22,14 @@ pub enum Existing {
 pub enum Assembly {
     /// Under a staging key, which takes the place of the key in one transaction.
     Staging,
-    /// As [`Assembly::Staging`], but a hash, set or sorted set takes its place also where it changed while it
+    /// As [`Assembly::Staging`], but a hash, set or sorted set takes its place even if it changed while it
     /// was read: the caller transfers its changed elements once more.
     Followed,
     /// Under its own name, in a slot that the target is importing: every command follows an `ASKING`. What is
     /// there is replaced. A key that changes while it is read is either read again (strings, lists, streams),
     /// or the caller transfers its changed elements once more (hashes, sets, sorted sets).
     Importing {
-        /// Whether a hash, set or sorted set gets its expiry. One that is still followed must not: it could
+        /// Whether a hash, set or sorted set gets its expiry. A key that is still followed must not: it could
         /// expire there while its source lives on, and the next change would make a fragment of it.
         mortal: bool,
     },
@@ -40,7 +40,7 @@ pub enum Assembly {
 pub struct Transfer<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// What to do where the target has it already.
+    /// What to do if the target has it already.
     pub existing: Existing,
     /// Where it is assembled.
     pub place: Assembly,
@@ -67,15 +67,15 @@ pub enum Outcome {
         bytes: u64,
         /// Elements sent: 1 for a string. An element that the source's scan gave twice counts twice.
         elements: u64,
-        /// True where the key has a time to live.
+        /// True if the key has a time to live.
         ttl: bool,
     },
     /// The source has no such key, or not any more. The target was not touched.
     Gone,
     /// The target has the key already. With [`Existing::Fail`]: and it holds the same value.
     Skipped,
-    /// With [`Existing::Fail`]: the target has the key, with another value or one that is too large to
-    /// compare.
+    /// With [`Existing::Fail`]: the target has the key, with another value, or with a value that is too large
+    /// to compare.
     Conflict,
     /// The target has no way to hold this value; the text says why.
     Unholdable(String),
@@ -135,7 +135,7 @@ pub(crate) fn is_of_module(name: &str) -> bool {
     matches!(KeyType::of_name(name), Some(KeyType::Module(_)))
 }
 
-/// The type of `key`, or `None` where there is no such key.
+/// The type of `key`, or `None` if there is no such key.
 ///
 /// # Errors
 /// As [`Link::call`].

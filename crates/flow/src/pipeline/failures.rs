@@ -28,9 +28,9 @@ pub(crate) struct Failures {
 struct Known {
     /// The first of them, for people.
     listed: Vec<(u128, KeyFailure)>,
-    /// With their slots, 32 bytes for each: all of them where changes are followed, else those that are
-    /// listed. A scan may return a key twice, and a resumed run reads pages again whose failures were written
-    /// down already.
+    /// With their slots, 32 bytes for each: all of them if changes are followed, else those that are listed.
+    /// A scan may return a key twice, and a resumed run reads pages again whose failures were written down
+    /// already.
     failing: HashMap<u128, Slot>,
 }
 
@@ -116,7 +116,7 @@ impl Failures {
         self.progress.failed.store(count, Ordering::Relaxed);
         let mut known = Known::default();
         for FailedKey { failure, hash } in listed {
-            // Without a hash the key differs from all others, and counts again where it is met again.
+            // Without a hash the key differs from all others, and counts again if it is met again.
             let name = u128::from_str_radix(hash, 16)
                 .unwrap_or_else(|_| name_of(failure.db, failure.key.as_bytes()));
             known.listed.push((name, failure.clone()));

@@ -9,7 +9,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 /// How many keys that moved in chunks are followed by their elements.
 const FOLLOWED_MAX: usize = 64 << 10;
 
-/// Keys of which the target may lack touched elements and nothing else.
+/// Keys of which the target may lack touched elements, but nothing else.
 #[derive(Debug, Default)]
 pub(crate) struct Followed(Mutex<Known>);
 
@@ -37,8 +37,8 @@ impl Followed {
         self.known().shards.contains(shard_id)
     }
 
-    /// The target holds the key, but for elements that are touched since. Of further ones than
-    /// [`FOLLOWED_MAX`] all is transferred again when they are touched.
+    /// The target holds the key, except elements that are touched since. Keys beyond [`FOLLOWED_MAX`] are
+    /// transferred whole when they are touched.
     pub(super) fn add(&self, db: u32, key: &Bytes) {
         let mut known = self.known();
         if known.keys.len() < FOLLOWED_MAX {

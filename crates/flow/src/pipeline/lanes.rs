@@ -1,8 +1,8 @@
 //! The lanes of one shard and database.
 //!
 //! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order. A lane
-//! has a reader and a writer. Where there are more of one than of the other, the hash of a key says which
-//! reader and which writer are its own, and the queue between the two keeps the order.
+//! has a reader and a writer. If there are more of one than of the other, the hash of a key says which reader
+//! and which writer are its own, and the queue between the two keeps the order.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ struct Lane {
 }
 
 impl Lane {
-    /// False where the lane has ended because of an error.
+    /// False if the lane has ended because of an error.
     async fn flush(&mut self, progress: &CopyProgress) -> bool {
         if self.origins.is_empty() {
             return true;
@@ -94,8 +94,8 @@ impl Lanes {
         self.lanes = (0..self.counts.read.max(1)).map(lane).collect();
     }
 
-    /// Has as many lanes as somebody wants by now. The ones of before finish what they have first, so no key
-    /// is in two lanes at once.
+    /// Has as many lanes as the user wants by now. The earlier ones finish what they have first, so no key is
+    /// in two lanes at once.
     async fn adapt(&mut self) -> Result<()> {
         let wanted = wanted(&self.shared);
         if wanted == self.counts {
@@ -108,9 +108,9 @@ impl Lanes {
         Ok(())
     }
 
-    /// Puts a key of a page into the batch of its lane; which lane that is, where the batch is full and has
-    /// to be [handed over](Lanes::hand_over) before the next key. Nothing waits here, since it is done for
-    /// each key.
+    /// Puts a key of a page into the batch of its lane; which lane that is, if the batch is full and has to
+    /// be [handed over](Lanes::hand_over) before the next key. Nothing waits here, since it is done for each
+    /// key.
     #[must_use]
     pub(crate) fn put(&mut self, key: Bytes, page: u64) -> Option<usize> {
         let index = place_of(&key, self.lanes.len());
@@ -126,7 +126,7 @@ impl Lanes {
     /// Hands over the batch of a lane.
     ///
     /// # Errors
-    /// `Own` where the lane has ended; [`Lanes::close`] has the reason.
+    /// `Own` if the lane has ended; [`Lanes::close`] has the reason.
     pub(crate) async fn hand_over(&mut self, lane: usize) -> Result<()> {
         if !self.lanes[lane].flush(&self.shared.progress).await {
             return Err(ended());
@@ -167,7 +167,7 @@ impl Lanes {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Transfers keys, each of them once, and waits until all are dealt with; false where the job was stopped
+    /// Transfers keys, each of them once, and waits until all are dealt with; false if the job was stopped
     /// before.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl Lanes {
         }
     }
 
-    /// Why a lane has ended; `error` where none says so itself.
+    /// Why a lane has ended; `error` if no lane says so itself.
     async fn failure(&mut self, error: Error) -> Result<bool> {
         loop {
             match self.tasks.join_next().await {

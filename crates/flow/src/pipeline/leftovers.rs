@@ -2,7 +2,7 @@
 //! [staging keys](crate::large::staging_key).
 //!
 //! Most of them are assembled anew, under the same name. But a key may be gone from the source since, or
-//! small: then nobody comes back to its staging key, and clients of the target see it until it expires.
+//! small: then no transfer comes back to its staging key, and clients of the target see it until it expires.
 
 use std::sync::Arc;
 
@@ -57,9 +57,9 @@ async fn remove(shared: &Shared, began: Instant) -> Result<usize> {
 /// Removes those of `keys` to which nothing has been added since `began`.
 async fn remove_old(link: &mut Link, keys: Vec<Bytes>, began: Instant) -> Result<usize> {
     let expiries = expire_in_ms(link, &keys).await?;
-    // Each chunk gives the whole time again, so a key that this run assembles has more than that. Where
-    // clocks run apart and one of those is removed all the same, its transfer finds elements missing and
-    // starts again.
+    // Each chunk gives the whole time again, so a key that this run assembles has more than that. If clocks
+    // run apart and one of those is removed all the same, its transfer finds elements missing and starts
+    // again.
     let elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     let left_ms = STAGING_TTL_MS.saturating_sub(elapsed_ms);
     let is_old = |expiry: Option<u64>| expiry.is_some_and(|ms| ms < left_ms);

@@ -18,7 +18,7 @@ pub(crate) struct Limits {
     /// Bounds how many values move in chunks at once: their chunks are not part of the budget.
     pub(super) big_transfers: BigTransfers,
     pub(crate) rates: Rates,
-    /// Keys that may still be selected; `None` where all may.
+    /// Keys that may still be selected; `None` if all may.
     left: Option<AtomicI64>,
     progress: Arc<CopyProgress>,
     stop: CancellationToken,
@@ -39,7 +39,7 @@ impl Limits {
         }
     }
 
-    /// Waits for what a rate allows; false where the job was stopped meanwhile.
+    /// Waits for what a rate allows; false if the job was stopped meanwhile.
     pub(crate) async fn paced(&self, wait: impl Future<Output = ()>) -> bool {
         self.stop.run_until_cancelled(wait).await.is_some()
     }

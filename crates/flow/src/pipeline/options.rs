@@ -24,7 +24,7 @@ pub struct DbPair {
 pub struct CopyOptions {
     /// Which keys, by name and slot.
     pub selection: Selection,
-    /// Which types, by the names that `TYPE` gives; all where empty.
+    /// Which types, by the names that `TYPE` gives; all if empty.
     pub types: Vec<String>,
     /// Which databases of the source go to which of the target.
     pub dbs: Vec<DbPair>,
@@ -46,14 +46,14 @@ pub struct CopyOptions {
     pub lanes: LaneCounts,
     /// Shards copied at once.
     pub shards_at_once: usize,
-    /// Read from replicas where there are any.
+    /// Read from replicas if there are any.
     pub from_replicas: bool,
     /// How long to try again.
     pub retry: RetryPolicy,
     /// Short name of this job: part of the names of staging keys.
     pub job: String,
     /// Keys that are gone from the source are removed from the target, and keys that change each time they
-    /// are read are left to the one that follows the changes, instead of being reported.
+    /// are read are left to the sync that follows the changes, instead of being reported.
     pub mirror: bool,
 }
 

@@ -62,7 +62,7 @@ enum Fetched {
     Later,
 }
 
-/// Where states of a batch go.
+/// The destination of a batch's states.
 struct Out<'a> {
     writers: &'a Writers,
     batch: Arc<Batch>,
@@ -120,7 +120,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads one batch; false where a writer is gone.
+    /// Reads one batch; false if a writer is gone.
     async fn read(&mut self, batch: KeyBatch, writers: &Writers) -> Result<bool> {
         let KeyBatch { mut keys, origins } = batch;
         let several_pages = origins.len() > 1;
@@ -201,7 +201,7 @@ impl Reader {
         let bytes: u64 = states.iter().map(KeyState::bytes).sum();
         self.adapt(states.len(), bytes, states.iter().map(KeyState::bytes).max().unwrap_or(0));
         CopyProgress::add(&self.shared.progress.bytes_read, bytes);
-        // Where the copy is stopped, what has been read is written all the same.
+        // If the copy is stopped, what has been read is written all the same.
         self.shared.limits.paced(self.shared.limits.rates.take_bytes(bytes)).await;
         out.writers.send(&self.shared, &out.batch, states, Vec::new(), Some(permit)).await
     }
@@ -251,8 +251,8 @@ impl Reader {
         Ok(pack(sized))
     }
 
-    /// The states among what was found, of keys that are no strings as well where these are not wanted as
-    /// `others`. What is to be reported, or to be transferred later, is.
+    /// The states among what was found, of keys that are no strings as well if these are not wanted as
+    /// `others`. What is to be reported, or transferred later, is handed on.
     fn sort_out(&self, fetched: Vec<(Bytes, Fetched)>, mut others: Option<&mut Vec<Bytes>>) -> Vec<KeyState> {
         let mut states = Vec::with_capacity(fetched.len());
         for (key, fetched) in fetched {
@@ -325,7 +325,7 @@ impl Reader {
         Ok(pack(sized))
     }
 
-    /// Those of the large keys whose values nobody can take apart: their types are those of modules.
+    /// Those of the large keys whose values cannot be taken apart: their types are those of modules.
     async fn only_whole(&mut self, keys: &[Bytes], usages: &[Value]) -> Result<HashSet<Bytes>> {
         let big = self.shared.options.big_key_bytes;
         let is_large = |usage: &Value| usage.as_int().is_some_and(|n| n.unsigned_abs() > big);
@@ -375,8 +375,7 @@ impl Reader {
     }
 
     /// Fetches values with their expiries until every key has a settled answer, and takes the keys out of
-    /// `keys`. Where it fails, all are there still, in any order: values may be larger than `bytes_max`
-    /// allows.
+    /// `keys`. If it fails, all are there still, in any order: values may be larger than `bytes_max` allows.
     async fn fetch(
         &mut self,
         keys: &mut Vec<Bytes>,
@@ -606,7 +605,7 @@ impl Reader {
         self.exchange_within(None, build).await
     }
 
-    /// As [`Reader::exchange`], where the replies are no longer than `bytes_max`; [`Error::is_too_large`]
+    /// As [`Reader::exchange`], if the replies are no longer than `bytes_max`; [`Error::is_too_large`]
     /// otherwise.
     async fn exchange_within(
         &mut self,

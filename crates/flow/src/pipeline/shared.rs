@@ -112,10 +112,10 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::refresh_source`], where nothing may be left unknown.
+    /// As [`Shared::refresh_source`], if nothing may be left unknown.
     ///
     /// # Errors
-    /// When nobody reports the topology.
+    /// If no node reports the topology.
     pub(crate) async fn check_source(&self) -> Result<()> {
         self.suspects.note_source_slots(&refresh(&self.source).await?);
         Ok(())

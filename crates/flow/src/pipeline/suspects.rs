@@ -8,7 +8,7 @@ use whimbrel_engine::deployment::Topology;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::probe::ServerFacts;
 
-/// Slots in doubt, and the processes of the target by which some are noticed.
+/// Slots in doubt, and the processes of the target, which show some of them.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects(Mutex<Known>);
 
@@ -53,9 +53,9 @@ impl Suspects {
         }
     }
 
-    /// Notes the process that was met at an address of the target. Where it is another one than the first one
-    /// there, the slots of `topology` that are served there are in doubt: it may have lost what the old one
-    /// had acknowledged.
+    /// Notes the process that was met at an address of the target. If that is not the same process as the
+    /// first one there, the slots of `topology` that are served there are in doubt: it may have lost what the
+    /// old one had acknowledged.
     pub(super) fn met(&self, address: &Address, facts: ServerFacts, topology: &Topology) {
         let mut known = self.known();
         let evicted = facts.evicted_keys;

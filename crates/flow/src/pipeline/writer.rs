@@ -1,9 +1,9 @@
 //! The writing half of a lane: from key states to acknowledged keys.
 //!
 //! A batch is written, and whatever was not acknowledged is written again, before the next batch of the lane
-//! is looked at. Writing is idempotent: a state replaces what is there. Where the user wants existing keys
-//! left alone, a key that a lost acknowledgement makes look like an existing one is compared before it is
-//! called a conflict.
+//! is begun. Writing is idempotent: a state replaces what is there. If the user wants existing keys left
+//! alone, a key that a lost acknowledgement makes look like an existing one is compared before it is called a
+//! conflict.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ use crate::verify;
 /// Largest `MSET` that is sent. Above it the strings of a batch go out in several.
 const MSET_BYTES_MAX: u64 = 1 << 20;
 
-/// How long a full target is waited for: somebody may be making room, but a copy cannot.
+/// How long a full target is waited for: an operator may be making room, but a copy cannot.
 const FULL_TARGET_WAIT_MS: u64 = 5_000;
 
-/// After this a transfer breaks off late, where failures may not last longer: what hangs is given up before.
+/// After this a transfer breaks off late, if failures may not last longer: what hangs is given up before.
 const LATE_MIN: Duration = Duration::from_secs(60);
 
 /// How often the transfer of one key may break off late.
@@ -154,7 +154,7 @@ impl Writer {
     }
 
     /// One try for all pending states. What is dealt with leaves `pending`; what has to go in chunks instead
-    /// goes to `in_chunks`. The error, where there is one, says why the rest is still there.
+    /// goes to `in_chunks`. The error, if there is one, says why the rest is still there.
     async fn try_write(
         &mut self,
         pending: &mut Vec<Pending>,
@@ -221,11 +221,11 @@ impl Writer {
         Ok(failure)
     }
 
-    /// Where the target sends us for a key, where that is for one try.
+    /// Where the target sends us for a key, if that is for one try.
     fn redirected(&self, e: &Error) -> Option<Address> {
         match e.server().map(|e| &e.code) {
             Some(Code::Ask(slot, to)) => {
-                // Should the migration be undone, the key stays where nobody looks for it.
+                // If the migration is undone, the key stays where no lane looks for it.
                 self.shared.suspects.note_target(*slot);
                 Address::parse_tcp(&e.at).and_then(|asked| self.shared.target.reach(to, &asked))
             }
@@ -416,8 +416,8 @@ impl Writer {
         CopyProgress::add(&self.shared.progress.skipped, 1);
     }
 
-    /// `None` where the slot of the key is in doubt, and gone through again, or where a server refuses what
-    /// this key needs.
+    /// `None` if the slot of the key is in doubt, and gone through again, or if a server refuses what this
+    /// key needs.
     async fn transfer(&mut self, key: &Bytes) -> Result<Option<large::Outcome>> {
         let slot = Slot::of_key(key);
         let retry = self.shared.options.retry;
@@ -448,8 +448,8 @@ impl Writer {
                 return Ok(None);
             }
             if e.is_transient() && began.elapsed() > late {
-                // A transfer may take longer than failures may last: each that went well for so long is a
-                // failure of its own. But not for ever, where it never gets to the end.
+                // A transfer may take longer than failures may last: each that went well for this long is a
+                // failure of its own. But not for ever, if it never gets to the end.
                 backoff = Backoff::new(retry);
                 broken_late += 1;
                 if broken_late >= BROKEN_LATE_MAX {
@@ -464,7 +464,7 @@ impl Writer {
         }
     }
 
-    /// Where changed elements are transferred by somebody, a key need not rest while it is read.
+    /// If changed elements are followed, a key may change while it is read.
     fn place(&self) -> large::Assembly {
         match self.shared.followed.is_seen(&self.unit.shard_id) {
             true => large::Assembly::Followed,
@@ -506,7 +506,7 @@ impl Writer {
     }
 }
 
-/// Why a key cannot be transferred by the commands of its type, where a server refuses one of them for good:
+/// Why a key cannot be transferred by the commands of its type, if a server refuses one of them permanently:
 /// that key is left out, and the others go on.
 fn refused_for_good(e: &Error) -> Option<String> {
     let refusal = e.server()?;

@@ -65,7 +65,7 @@ impl Writers {
         Arc::new(Batch { tracker: self.tracker.clone(), origins, left: AtomicUsize::new(1) })
     }
 
-    /// Sends states, and keys that move in chunks, to their writers; false where one is gone.
+    /// Sends states, and keys that move in chunks, to their writers; false if one is gone.
     pub async fn send(
         &self,
         shared: &Shared,

@@ -1,8 +1,8 @@
 //! Compares a batch of slots, source against target, while the slots are still the source's.
 //!
 //! It shares nothing with the lanes that moved the keys: what it asks and how it judges is its own. Payloads
-//! of `DUMP` are compared first. They are equal wherever both servers keep a value in the same way; where
-//! they are not, the elements are compared.
+//! of `DUMP` are compared first. They are equal if both servers keep a value in the same way; if they are
+//! not, the elements are compared.
 
 use std::collections::HashSet;
 
@@ -33,16 +33,16 @@ const ELEMENTS_MAX: i64 = 10_000;
 /// How many vectors of one are compared at most: writers wait meanwhile.
 const VECTORS_MAX: i64 = 200;
 
-/// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server
-/// and takes memory, both by the number of keys. A snapshot lists slots of any size; here writers wait
-/// meanwhile, and a pause that becomes too long is given up by the fence.
+/// A slot with more keys than this is not looked into if the numbers differ: listing them stalls a server and
+/// takes memory, both by the number of keys. A snapshot lists slots of any size; here writers wait meanwhile,
+/// and a pause that becomes too long is given up by the fence.
 const LOOKED_INTO_KEYS_MAX: u64 = 1_000_000;
 
 /// How far the remaining times of one key may lie apart, in milliseconds: servers report them relative to
 /// now.
 const TTL_TOLERANCE_MS: u64 = 1_000;
 
-/// How far the clocks of both sides may lie apart, in milliseconds, where a key is gone on one side only.
+/// How far apart the clocks of both sides may be, in milliseconds, if a key is gone on one side only.
 const DUE_MS: i64 = 100;
 
 /// What a comparison found.
@@ -66,8 +66,8 @@ impl Comparison {
         }
     }
 
-    /// Counts keys whose elements differ, but for those whose time came while they were read, on one side
-    /// before the other. A key that is there still was there all the time.
+    /// Counts keys whose elements differ, except keys that expired while they were read, on one side before
+    /// the other. A key that is there still was there all the time.
     async fn differs_unless_gone(
         &mut self,
         source: &mut Link,
@@ -110,8 +110,8 @@ pub async fn count_keys(link: &mut Link, slots: &SlotSet) -> Result<Vec<(Slot, u
     Ok(slots.into_iter().zip(counts).collect())
 }
 
-/// Compares the number of keys of each slot. Where it differs those are looked at that only one side lists:
-/// one whose time has come may have been removed there only.
+/// Compares the number of keys of each slot. If it differs, the keys that only one side lists are looked at:
+/// a key that is due to expire may have been removed on one side only.
 ///
 /// # Errors
 /// Whatever a link or a server reports.
@@ -216,7 +216,7 @@ struct FirstAnswer {
 }
 
 impl FirstAnswer {
-    /// Both sides are asked within a moment; a difference beyond that is one that matters.
+    /// Both sides are asked within a moment; a difference beyond that matters.
     fn same_expiry(&self, other: &FirstAnswer) -> bool {
         match (self.ttl_ms, other.ttl_ms) {
             (-1, ttl) | (ttl, -1) => ttl == -1,
@@ -328,7 +328,7 @@ async fn reply(link: &mut Link, asking: bool, command: &[u8]) -> Result<Value> {
     link.check(reply, command)
 }
 
-/// What a value consists of: its type, how many elements it has, and which. `None` where the server does not
+/// What a value consists of: its type, how many elements it has, and which. `None` if the server does not
 /// say.
 type Elements = Option<(String, i64, Vec<Vec<Value>>)>;
 
@@ -430,7 +430,7 @@ async fn same_vectors(source: &mut Link, target: &mut Link, key: &Bytes, count: 
         let (ours, theirs) =
             tokio::join!(source.ask_each(false, &questions), target.ask_each(true, &questions));
         let ours = ours?;
-        // Where it may not be asked, it is not known to be the same.
+        // If it may not be asked, it is not known to be the same.
         if ours.iter().any(|reply| ServerError::of(reply).is_some()) || ours != theirs? {
             return Ok(false);
         }

@@ -108,7 +108,7 @@ impl Lane {
         Ok(Lane { shared: shared.clone(), source, target })
     }
 
-    /// One more. A node that takes no more connections says so with the first answer.
+    /// One more lane. A node that takes no more connections says so with the first answer.
     pub(super) async fn open_another(shared: &Arc<Shared>) -> Result<Lane> {
         let mut lane = Lane::open(shared).await?;
         for link in [&mut lane.source, &mut lane.target] {
@@ -314,8 +314,8 @@ impl Lane {
         Ok(others)
     }
 
-    /// The strings among `keys`, with their sizes, and whether keys of the node have expiries: one that gets
-    /// its first later on is in the feed. What is no string is added to `others`, and what is too large to
+    /// The strings among `keys`, with their sizes, and whether keys of the node have expiries: a first expiry
+    /// that comes later is in the feed. What is no string is added to `others`, and what is too large to
     /// `chunked`.
     ///
     /// Sizes before values: nothing but its size shows that one is large, and a server that is asked for a
@@ -408,7 +408,7 @@ impl Lane {
             Some(KeyType::Module(name)) if name == VECTOR_SET => shared.vector_set(&key),
             _ => {}
         }
-        // Held for the beginning only: a large key may take longer than anybody can wait.
+        // Held for the beginning only: a large key may take longer than others can wait.
         drop(shared.enter().await);
         let _permit = shared.big_transfers.start().await;
         let is_draining = shared.is_draining();

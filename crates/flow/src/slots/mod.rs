@@ -6,8 +6,8 @@
 //!  GETKEYSINSLOT ──▶ lane (slot mod lanes): read from the source ──▶ ASKING, write to the target
 //! ```
 //!
-//! The target has the slots marked as importing, so that it takes writes after `ASKING` and shows them to
-//! nobody else. The feed is attached, and records the slots, before the first key is listed. So what a read
+//! The target has the slots marked as importing, so it takes writes after `ASKING`, and shows them to no
+//! other client. The feed is attached, and records the slots, before the first key is listed. So what a read
 //! misses is touched, and what is touched is transferred again: a transfer moves the state of a key as it is
 //! now, and may be repeated at will.
 //!
@@ -96,7 +96,7 @@ pub enum Level {
 /// Two connections to each of both sides, source first.
 type Pairs = ((Link, Link), (Link, Link));
 
-/// How many lanes there are where a node takes fewer than were asked for.
+/// How many lanes there are if a node takes fewer than were asked for.
 #[derive(Debug, Clone, Copy)]
 struct FewerLanes {
     asked: usize,
@@ -109,7 +109,7 @@ pub struct SlotMover {
     lanes: Vec<Lane>,
     fewer: Option<FewerLanes>,
     /// With a full comparison: keys that were touched since they were compared. `None` before that
-    /// comparison; a `None` inside where there were too many to remember.
+    /// comparison; a `None` inside if there were too many to remember.
     recheck: Option<Option<HashSet<Bytes>>>,
     /// What the next comparison reads through, opened before the pause.
     ready: Option<Pairs>,
@@ -147,12 +147,12 @@ impl SlotMover {
         Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), fewer: None, recheck: None, ready: None })
     }
 
-    /// Has as many lanes open as there are to be, and says how many there are. Their number changes between
-    /// two runs alone, since each waits for all lanes, and not while writers wait. Where a node takes no more
-    /// connections, half of those that it took suffice: there is more to connect for than lanes.
+    /// Opens as many lanes as there are to be, and returns their number. That changes only between two runs,
+    /// since each waits for all lanes, and not while writers wait. If a node takes no more connections, half
+    /// of those that it took suffice: there is more to connect for than lanes.
     ///
     /// # Errors
-    /// Whatever a link or a server reports, where no lane is open.
+    /// Whatever a link or a server reports, if no lane is open.
     async fn open_lanes(&mut self) -> Result<usize> {
         let options = &self.shared.options;
         let asked = options.rates.lanes(LaneCounts::of(options.lanes)).read.max(1);
@@ -294,8 +294,8 @@ impl SlotMover {
         self.run(work.into_iter().map(|changes| vec![Work::Touches(changes)]).collect()).await
     }
 
-    /// A key that changed during each of several reads, where there is one: the one that takes longest. Under
-    /// a pause it does not change, and arrives with the rest.
+    /// A key that changed during each of several reads, if there is one: the one that takes longest. Under a
+    /// pause it does not change, and arrives with the rest.
     pub fn unstable(&self) -> Option<UnstableKey> {
         let batch = self.shared.batch();
         let (key, changing) = batch
@@ -315,7 +315,7 @@ impl SlotMover {
         self.shared.batch().again.len()
     }
 
-    /// With the source paused and the feed at the source's offset: transfers all that is left. False where
+    /// With the source paused and the feed at the source's offset: transfers all that is left. False if
     /// `deadline` came first.
     ///
     /// # Errors
@@ -364,7 +364,7 @@ impl SlotMover {
             let keys = all_names(&mut source, slot, count).await?;
             for part in keys.chunks(RUN_KEYS_MAX) {
                 if compare::keys(&mut source, &mut target, part).await?.differences > 0 {
-                    // Some of them are being written right now; all of them are compared again when nobody
+                    // Some of them are being written right now; all of them are compared again when no client
                     // writes.
                     suspects.extend(part.iter().cloned());
                 }

@@ -26,7 +26,7 @@ pub struct SlotOptions {
     /// closes those of earlier processes by it, which may still have writes on their way.
     pub client_name: Arc<str>,
     /// A key that took longer than this when it last moved in chunks does not do so under a pause, in
-    /// milliseconds. Half of the longest pause, where somebody changes that.
+    /// milliseconds. Half of the longest pause, if the user changes that.
     pub drain_ms_max: u64,
     /// Shared by all movers with the same target.
     pub gate: TargetGate,

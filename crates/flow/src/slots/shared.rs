@@ -27,7 +27,7 @@ use crate::memory::BigTransfers;
 /// again.
 pub const FOLLOWED_MAX: usize = 10_000;
 
-/// How many keys are compared under the pause where samples are compared.
+/// How many keys are compared under the pause if samples are compared.
 const SAMPLE_KEYS: usize = 64;
 
 /// A sampled key's value is at most this large, and all of them together: the comparison happens under the
@@ -51,8 +51,7 @@ pub(super) struct Node {
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) key: Bytes,
-    /// `None` where it is the whole key. Which elements, and of what; there are none where only the expiry
-    /// changed.
+    /// `None` if it is the whole key. Which elements, and of what; there are none if only the expiry changed.
     pub(super) elements: Option<(Option<Collection>, BTreeSet<Bytes>)>,
     pub(super) expiry: bool,
 }
@@ -76,7 +75,7 @@ pub(super) struct Shared {
     pub(super) progress: Arc<SlotProgress>,
     pub(super) big_transfers: BigTransfers,
     pub(super) stop: CancellationToken,
-    /// Keys move under a pause of our own: nobody else has to be waited for.
+    /// Keys move under a pause of our own: nothing else has to be waited for.
     pub(super) is_draining: AtomicBool,
     /// The feed does not see changes of consumer groups: streams are remembered, and move once more under the
     /// pause.
@@ -104,8 +103,8 @@ pub(super) struct Batch {
     pub(super) again: HashMap<Bytes, Changing>,
     /// How long keys took that moved in chunks, in milliseconds.
     pub(super) took_ms: HashMap<Bytes, u64>,
-    /// Streams, where the feed does not see all of their changes, and vector sets. They move once more under
-    /// the pause.
+    /// Streams, if the feed does not see all of their changes, and vector sets. They move once more under the
+    /// pause.
     pub(super) unseen: HashSet<Bytes>,
     /// Those with the smallest hashes: a sample that needs no random numbers and does not depend on the
     /// order.
@@ -124,7 +123,7 @@ pub(super) struct Changing {
 }
 
 impl Changing {
-    /// One that may have changed unseen.
+    /// A key that may have changed unseen.
     pub(super) fn unseen() -> Changing {
         Changing { kind: "stream or vector set".to_owned(), reads: 0, read_ms: 0, last_ms: 0 }
     }
@@ -165,8 +164,8 @@ impl Shared {
         self.batch().followed.get(key).cloned()
     }
 
-    /// Followed keys with the commands that count their elements. Hashes are left out where fields may
-    /// expire: servers count those that have for a while longer; only that the key is there is asked then.
+    /// Followed keys with the commands that count their elements. Hashes are left out if fields may expire:
+    /// servers count those that have for a while longer; only that the key is there is asked then.
     pub(super) fn counted(&self) -> Vec<(Bytes, &'static [u8])> {
         let mortal = self.source.capabilities.hash_field_ttl;
         let command = |kind: &KeyType| -> &'static [u8] {
@@ -203,7 +202,7 @@ impl Shared {
         Some(self.options.gate.enter().await)
     }
 
-    /// From now on the key is followed by its elements, where its type allows it.
+    /// From now on the key is followed by its elements, if its type allows it.
     pub(super) fn follow(&self, key: &Bytes, kind: Option<&KeyType>) {
         let mut batch = self.batch();
         match kind {
@@ -228,7 +227,7 @@ impl Shared {
         entry.kind = kind;
     }
 
-    /// Remembers a stream where that is wanted.
+    /// Remembers a stream if that is wanted.
     pub(super) fn stream(&self, key: &Bytes) {
         if self.remember_streams.load(Ordering::Relaxed) {
             self.batch().unseen.insert(key.clone());

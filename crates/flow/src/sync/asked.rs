@@ -15,16 +15,16 @@ pub(super) const NOTHING_CHANGED: &str = "nothing was changed";
 /// What becomes of one whose server was lost under the pause.
 const LET_GO: &str = "writes go on by themselves when the pause is over";
 
-/// Somebody wants the target to take over.
+/// An order for the target to take over.
 #[derive(Debug)]
 pub struct Ask {
     /// How.
     pub options: CutoverOptions,
-    /// Cancelled when nobody waits for the answer any more: then nothing is begun.
+    /// Cancelled when nothing waits for the answer any more: then nothing is begun.
     pub withdrawn: CancellationToken,
     /// Whether it has begun.
     pub beginning: Beginning,
-    /// Where the outcome goes.
+    /// The receiver of the outcome.
     pub answer: oneshot::Sender<Result<CutoverReport, NotTakenOver>>,
 }
 
@@ -34,12 +34,12 @@ pub struct Ask {
 pub struct Beginning(Arc<OnceLock<bool>>);
 
 impl Beginning {
-    /// From now on something is changed. False where it was given up.
+    /// From now on something is changed. False if it was given up.
     pub(super) fn begin(&self) -> bool {
         *self.0.get_or_init(|| true)
     }
 
-    /// Nothing is to be changed any more. False where something may have been.
+    /// Nothing is to be changed any more. False if something may have been.
     pub fn give_up(&self) -> bool {
         !*self.0.get_or_init(|| false)
     }
@@ -59,7 +59,7 @@ pub struct NotTakenOver {
 }
 
 impl NotTakenOver {
-    /// What came of a cutover that began or did not. Where a server was lost, what was changed is said.
+    /// What came of a cutover that began or did not. If a server was lost, what was changed is said.
     pub fn new(error: Error, beginning: &Beginning) -> NotTakenOver {
         let begun = beginning.has_begun();
         let left = if begun { LET_GO } else { NOTHING_CHANGED };

@@ -21,7 +21,7 @@ use crate::retry::Backoff;
 /// words: feeds are attached, and dropped again.
 ///
 /// # Errors
-/// As [`Feed::attach`]; `Unfit` where no replication can be had and nothing else will do.
+/// As [`Feed::attach`]; `Unfit` if no replication can be had and nothing else will do.
 pub async fn rehearse_feeds(
     source: &Deployment,
     options: FeedOptions,
@@ -42,9 +42,9 @@ impl Syncer {
         self.status.phase(SyncPhase::Attaching);
         let topology = self.shared.source.topology();
         let mut old = std::mem::take(&mut self.sources);
-        // Those that are written down are older, and count only where there are no others.
-        // Nor does that of a server whose place another one has taken: keys may have been read there that the
-        // feed had not reported yet, and that the other one never got.
+        // Those that are written down are older, and count only if there are no others. The position at a
+        // server whose place another one has taken does not count either: keys may have been read there that
+        // the feed had not reported yet, and that its successor never got.
         let is_same = |source: &&Source| source.feed.failure() != Some(FeedFailure::Replaced);
         let mut known: Vec<Position> = old.iter().filter(is_same).filter_map(Source::position).collect();
         known.extend(self.state.positions.iter().filter(|_| old.is_empty()).cloned());
@@ -107,7 +107,7 @@ impl Syncer {
                     shared.pause(&mut backoff, e).await?;
                 }
             }
-            // Another node may lead the shard by now: who asked looks at the topology again.
+            // Another node may lead the shard by now: the caller reads the topology again.
             shared.refresh_source().await;
             let topology = shared.source.topology();
             if !topology.shards.iter().any(|now| now.primary == shard.primary)
@@ -120,7 +120,7 @@ impl Syncer {
     }
 }
 
-/// A feed, and the position from which it goes on, where there was one.
+/// A feed, and the position from which it goes on, if there was one.
 async fn try_attach(
     shared: &Arc<Shared>,
     shard: &Shard,

@@ -26,11 +26,11 @@ use crate::verify::{self, Comparer, Settle, VerifyOptions, VerifyProgress};
 /// Keys of each database that are compared.
 const SAMPLE_KEYS: usize = 64;
 
-/// How often a difference is looked at again while clients write, and how long after another.
+/// How often a difference is checked again while clients write, and how long after another.
 const LOOKS_MAX: u32 = 10;
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long the feeds may take to come to where the servers are.
+/// How long the feeds may take to reach the servers' offsets.
 const REACH_MS: u64 = 2_000;
 
 /// Keys to compare, by pairs of databases.
@@ -50,7 +50,7 @@ pub(super) struct Compared {
 }
 
 impl Compared {
-    /// Why the target cannot take over, where it cannot.
+    /// Why the target cannot take over, if it cannot.
     pub(super) fn refusal(&self) -> Option<Error> {
         let what = if let Some((db, found, expected)) = self.counts.first() {
             format!(
@@ -95,7 +95,7 @@ impl Lasting {
 }
 
 impl Syncer {
-    /// Chooses keys to compare. Large ones are left out: they would take longer than anybody can be held.
+    /// Chooses keys to compare. Large ones are left out: they would take longer than clients can be held.
     pub(super) async fn sample(&self, how: Compare) -> Result<Sample> {
         let mut sample = Sample::new();
         if how != Compare::Sample {
@@ -119,7 +119,7 @@ impl Syncer {
                 }
                 let large_bytes = self.shared.options.big_key_bytes;
                 let sizes = usage_of(&mut link, &chosen, large_bytes, false).await?;
-                // Where the size may not be asked for, none is known to be large.
+                // If the size may not be asked for, none is known to be large.
                 let is_large = |size: &Value| size.as_int().is_some_and(|n| n.unsigned_abs() > large_bytes);
                 let small = chosen.into_iter().zip(&sizes).filter(|(_, size)| !is_large(size));
                 keys.extend(small.map(|(key, _)| key));
@@ -139,7 +139,7 @@ impl Syncer {
         Ok(followed.map(|(_, keys)| keys).sum())
     }
 
-    /// Compares both sides. Where all keys are compared, `settle` says how differences are looked at again.
+    /// Compares both sides. If all keys are compared, `settle` says how differences are checked again.
     pub(super) async fn compare(&self, how: Compare, sample: &Sample, settle: Settle) -> Result<Compared> {
         let shared = &self.shared;
         let is_whole = shared.options.selection.is_everything() && self.status.copy.snapshot().failed == 0;
@@ -181,7 +181,7 @@ impl Syncer {
             dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
             retry: options.retry,
             settle,
-            // Whether slots have moved is looked at before the handover, and is a refusal of its own.
+            // Whether slots have moved is checked before the handover, and is a refusal of its own.
             follow_moves: false,
             ..VerifyOptions::default()
         };
@@ -194,11 +194,11 @@ impl Syncer {
     }
 
     /// Finds out whether what a comparison found while clients write is a difference, or what they wrote
-    /// meanwhile. Where it is not known, that is what is returned beside the last comparison. Keys that may
+    /// meanwhile. If that is not known, the reason is returned beside the last comparison. Keys that may
     /// change unseen are `unseen`, and as many more as were carried for their type.
     ///
     /// # Errors
-    /// `Unfit` where the target could not take over.
+    /// `Unfit` if the target could not take over.
     pub(super) async fn settle(
         &mut self,
         how: Compare,
@@ -228,8 +228,8 @@ impl Syncer {
         Ok((compared, Some(unsure.to_owned())))
     }
 
-    /// Whether something differs that nobody has written to since the last round: then it will differ under
-    /// the pause. What may have changed unseen is transferred once more there.
+    /// Whether something differs that no client has written to since the last round: then it will differ
+    /// under the pause. What may have changed unseen is transferred once more there.
     async fn is_certain(&self, compared: &Compared, (unseen, carried): (&Unseen, u64)) -> Result<bool> {
         let mut waiting = 0;
         for source in &self.sources {
@@ -279,8 +279,8 @@ impl Syncer {
 }
 
 /// Whether more keys are missing or only on the target than have been touched, or more differ besides than
-/// may have changed. A key is looked at once from each side, at two times: one that differs and is deleted
-/// after that is found twice.
+/// may have changed. A key is looked at once from each side, at two times: a key that differs and is then
+/// deleted is found twice.
 fn is_more_than_touched((differ, missing, extra): (u64, u64, u64), touched: u64, changed: u64) -> bool {
     missing > touched || extra > touched || differ + missing > changed
 }

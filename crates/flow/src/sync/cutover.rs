@@ -2,8 +2,8 @@
 //!
 //! Writers of the source are held on all primaries; the feeds come to the offsets at which they were held;
 //! what is still touched is transferred; both sides are compared; then the writers are fenced off and the
-//! pause is lifted. Where any of this does not succeed within the pause, the writers are let go and
-//! everything is as before.
+//! pause is lifted. If any of this does not succeed within the pause, the writers are let go and everything
+//! is as before.
 
 use std::time::Duration;
 
@@ -97,14 +97,14 @@ impl Syncer {
             compared: compared.keys,
             keys,
             finds_one_percent: chance_of_one_percent(options.compare, compared.keys, keys),
-            // Where it is no dry run both sides are compared once more, when writes have stopped.
+            // If it is no dry run, both sides are compared once more, when writes have stopped.
             notices: notice.filter(|_| options.dry_run).into_iter().collect(),
             reverse: options.reverse,
             hooks: if options.dry_run { self.planned_hooks(options.fence) } else { Vec::new() },
             ..CutoverReport::of(&fence)
         };
         if options.reverse && options.fence == WriterFenceKind::Acl {
-            // Only what stands in the way now: who uses the target then is not known.
+            // Only what stands in the way now: which clients use the target then is not known.
             if let Err(e) = WriterFence::plan(&self.shared.target, WriterFenceKind::Acl).await
                 && !e.is_link()
             {
@@ -124,7 +124,7 @@ impl Syncer {
             let chosen = (sample, unseen);
             self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
                 .await?;
-            // From here on this side is not the one that counts.
+            // From here on this side is not authoritative.
             self.state.cut_over = Some(fence);
             return Ok(report);
         }
@@ -191,8 +191,8 @@ impl Syncer {
         outcome
     }
 
-    /// Transfers most of what was written during the rehearsal, and while somebody else got ready. What that
-    /// has brought into doubt would be found under the pause.
+    /// Transfers most of what was written during the rehearsal, and while another party got ready. What that
+    /// has brought into doubt would otherwise be found under the pause.
     async fn calm_down(&mut self) -> Result<()> {
         for _ in 0..REPAIRS_MAX {
             self.rounds().await?;
@@ -230,7 +230,7 @@ impl Syncer {
         // Writers are fenced off, or everything is as before.
         let are_let_go = is_fence && switched.is_ok() || let_go(&mut seal).await;
         let (positions, ended) = switched.map_err(|e| {
-            // Nobody else ends the long pause. The short one is over soon, and what pauses there are then are
+            // Nothing else ends the long pause. The short one is over soon, and any pause that is on then is
             // not ours to end.
             let is_held = e.is_held_long && !are_let_go;
             self.pause_ends_ms = seal.until_ms().filter(|_| is_held);
@@ -245,8 +245,8 @@ impl Syncer {
         Ok(())
     }
 
-    /// Pauses writes, and does what happens meanwhile. Where that does not come to an end within its
-    /// share of the pause writers are let go at once.
+    /// Pauses writes, and does what happens meanwhile. If that does not end within its share of the pause,
+    /// writers are let go at once.
     async fn hold_and_seal_off(
         &mut self,
         options: &CutoverOptions,
@@ -269,14 +269,14 @@ impl Syncer {
             Ok(sealed) => sealed,
             Err(_) => {
                 let_go(seal).await;
-                // What has been taken is transferred; nobody waits for it any more.
+                // What has been taken is transferred; nothing waits for it any more.
                 let _ = sealing.await;
                 Err(too_late("it did not come to an end"))
             }
         }
     }
 
-    /// Attaches feeds to all primaries of the target. They will not see our own writes as somebody else's:
+    /// Attaches feeds to all primaries of the target. They will not see our own writes as another client's:
     /// those are over before the positions are taken.
     async fn follow_target(&self) -> Result<Vec<Feed>> {
         let target = &self.shared.target;
@@ -293,12 +293,12 @@ impl Syncer {
         Ok(feeds)
     }
 
-    /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the
-    /// target is, to which nobody but us has written so far, and how many clients were ended that waited.
+    /// Has writers fenced off on the source, and let in on the target if they were not. Returns the target's
+    /// positions, to which only we have written so far, and how many waiting clients were ended.
     ///
-    /// **Invariant:** at no time are writers let in on both sides. Where it does not succeed within the
-    /// pause, whatever hangs, everything that was begun is undone in the opposite order; what cannot be
-    /// undone at once is said. The caller ends the pause.
+    /// **Invariant:** at no time are writers let in on both sides. If it does not succeed within the pause,
+    /// whatever hangs, everything that was begun is undone in the opposite order; what cannot be undone at
+    /// once is said. The caller ends the pause.
     async fn switch(
         &mut self,
         fence: &WriterFence,
@@ -314,7 +314,7 @@ impl Syncer {
         let switched = timeout(left, switching).await.unwrap_or_else(|_| Err(too_late()));
         let error = match switched {
             Ok(switched) => {
-                // It leads to where writers are let in, and without a fence it goes on.
+                // It leads to the side where writers are let in, and without a fence it goes on.
                 self.state.lifted &= lift.is_none();
                 return Ok(switched);
             }
@@ -374,11 +374,12 @@ impl Syncer {
             self.copy_functions().await?;
         }
         let drained = self.transferred() - before;
-        // Nobody writes any more: the first look decides.
+        // No client writes any more: the first look decides.
         let compared = self.compare(options.compare, sample, Settle::none()).await?;
         compared.refusal().map_or(Ok(()), Err)?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots
-        // of the source that moved may be written to where nobody is held. Who does not answer may be either.
+        // of the source that moved may be written to on nodes where no client is held. A primary that does
+        // not answer may be either.
         copy::check_target(&self.shared).await?;
         self.shared.check_source().await?;
         if !self.is_calm() {
@@ -389,7 +390,7 @@ impl Syncer {
     }
 }
 
-/// Where the target is, to which nobody but us has written so far.
+/// The target's positions, to which only we have written so far.
 pub(super) async fn positions_of(feeds: &[Feed], target: &Deployment) -> Result<Vec<Position>> {
     let mut positions = Vec::new();
     for feed in feeds {
@@ -434,8 +435,8 @@ struct Begun {
     lift: bool,
 }
 
-/// The switch itself, under the pause: first nobody may write to the source any more, then writers are let in
-/// on the target.
+/// The switch itself, under the pause: first no client may write to the source any more, then writers are let
+/// in on the target.
 async fn switch_over(
     Shared { source, target, .. }: &Shared,
     (fence, lift): (&WriterFence, Option<&WriterFence>),
@@ -445,8 +446,7 @@ async fn switch_over(
 ) -> Result<(Vec<Position>, u64)> {
     let positions = positions_of(feeds, target).await?;
     let ended = raise(fence, source, seal, begun).await?;
-    // Else somebody may have written before the fence was up.
-    // The machine may have been suspended meanwhile.
+    // Else a client may have written before the fence was up. The machine may have been suspended meanwhile.
     if clock::now_ms() >= until_ms {
         return Err(too_late());
     }
@@ -461,7 +461,7 @@ async fn switch_over(
 /// Fences the writers off, or makes the pause the fence. Returns how many clients were ended that waited.
 async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal, begun: &mut Begun) -> Result<u64> {
     match fence.kind() {
-        // With the latter two nobody is held, and nothing is raised.
+        // With the latter two no client is held, and nothing is raised.
         WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => return Ok(0),
         WriterFenceKind::Pause { limit_ms } => {
             begun.long_hold = true;
@@ -479,8 +479,8 @@ fn too_late() -> Error {
     refused("fencing the writers off took longer than the pause").with_remedy(Remedy::AllowLongerPause)
 }
 
-/// Lets writers go, where they are held still. False where a server may hold them on: it lets them go when
-/// the pause is over.
+/// Lets writers go, if they are held still. False if a server may still hold them: it lets them go when the
+/// pause is over.
 async fn let_go(seal: &mut Seal) -> bool {
     if seal.until_ms().is_none() {
         return true;

@@ -1,12 +1,12 @@
 //! The target takes over from a source whose writers somebody else stops.
 //!
-//! Nothing is forbidden to anybody by us, so nothing keeps a client from writing on. What can be done is to
-//! look: the feeds report every key that is touched. When nobody has written for long enough, what is left
-//! is transferred and both sides are compared; and when nobody has written meanwhile either, the target takes
-//! over. Else it is waited for once more.
+//! We forbid nothing, so nothing keeps a client from writing on. We can only look: the feeds report every key
+//! that is touched. When no client has written for long enough, what is left is transferred and both sides
+//! are compared; and if no client has written meanwhile either, the target takes over. Else the wait begins
+//! again.
 //!
-//! **Expiries** are touches too, and nobody's: the servers count them, as they do evictions, so they are
-//! taken off. That is possible only where everything is followed. Of a part, every touch counts.
+//! **Expiries** are touches too, but no client's: the servers count them, as they count evictions, so they
+//! are subtracted. That is possible only if everything is followed. Of a part, every touch counts.
 //!
 //! **Consumer groups** change unseen by a feed that is no replication link. There the servers' own counters
 //! of calls are looked at.
@@ -35,10 +35,10 @@ use super::unseen::Unseen;
 use crate::copy;
 use crate::verify::Settle;
 
-/// How often it is looked whether somebody has written.
+/// How often to check whether a client has written.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a feed may take to come to where its server is.
+/// How long a feed may take to reach its server's offset.
 const REACH_MS: u64 = 5_000;
 
 /// How long one connection to a primary is looked at by.
@@ -47,17 +47,17 @@ const LINK_AGE_MAX: Duration = Duration::from_secs(1);
 /// How often one look is repeated because keys expired meanwhile.
 const LOOKS_MAX: u32 = 20;
 
-/// How often it is compared, where somebody wrote meanwhile each time.
+/// How often both sides are compared, if a client wrote meanwhile each time.
 const COMPARISONS_MAX: u32 = 10;
 
-/// How often those who write are asked for.
+/// How often the server is asked which clients write.
 const NAMES_EVERY: Duration = Duration::from_secs(1);
 
 /// Clients that are remembered, and touched keys that are named.
 const CLIENTS_MAX: usize = 64;
 const KEYS_MAX: usize = 5;
 
-/// Clients that wrote so long before the last write or later count as those who wrote last.
+/// Clients that wrote this long before the last write or later count as the last to write.
 const LAST: Duration = Duration::from_secs(2);
 
 /// Commands that a feed which is no replication link sees nothing of, or not everywhere.
@@ -107,10 +107,10 @@ const UNSEEN: [&str; 43] = [
     "topk.reserve",
 ];
 
-/// Bounds of the wait for a source that nobody writes to.
+/// Bounds of the wait for a source that no client writes to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QuietWait {
-    /// For how long nobody must have written.
+    /// How long no client may have written.
     pub(super) quiet: Duration,
     /// How long is waited for that, all in all.
     pub(super) wait: Duration,
@@ -126,19 +126,19 @@ struct Activity {
     replid: String,
     /// Touches that were no expiries, or, of a part, those of its keys: at least, and at most.
     writes: (i128, i128),
-    /// Commands that the feed sees nothing of; 0 where it sees all.
+    /// Commands that the feed sees nothing of; 0 if it sees all.
     unseen: u64,
     /// Expiries were taken off.
     is_whole: bool,
 }
 
-/// Who has written since when.
+/// Which clients have written, and since when none has.
 #[derive(Debug)]
 pub(super) struct Watch {
     /// To the primaries, and since when. They are renewed: a name may lead to another server meanwhile.
     links: BTreeMap<String, (Link, Instant)>,
     looks: Vec<Activity>,
-    /// Since when nobody has written, as far as it is known.
+    /// Since when no client has written, as far as it is known.
     since: Instant,
     clients: BTreeMap<WritingClient, Instant>,
     /// Addresses of clients that are known to rest.
@@ -148,7 +148,7 @@ pub(super) struct Watch {
     waited: Duration,
     /// A feed that is no replication link, and whose server does not count calls.
     is_blind: bool,
-    /// Somebody has written between the last two looks: it is no expiry, and nothing that came late.
+    /// A client has written between the last two looks: it is no expiry, and nothing that came late.
     is_certain: bool,
 }
 
@@ -168,12 +168,12 @@ impl Watch {
         }
     }
 
-    /// Whether somebody has certainly written between the last two looks.
+    /// Whether a client has certainly written between the last two looks.
     pub(super) fn is_certain(&self) -> bool {
         self.is_certain
     }
 
-    /// Nothing that was seen before this says anything of who writes from now on.
+    /// Nothing that was seen before this says which clients write from now on.
     pub(super) fn begin_anew(&mut self) {
         self.looks.clear();
         self.clients.clear();
@@ -186,7 +186,7 @@ impl Watch {
         self.ignored.extend(addresses);
     }
 
-    /// Where clients come from that are known to rest.
+    /// The addresses of clients that are known to rest.
     pub(super) fn ignored(&self) -> &[String] {
         &self.ignored
     }
@@ -198,7 +198,7 @@ impl Watch {
         Some(Reached { address: address.clone(), offset: look.offset, replid: look.replid.clone() })
     }
 
-    /// Those who wrote last, the latest first.
+    /// The clients that wrote last, the latest first.
     fn last_clients(&self) -> Vec<WritingClient> {
         let Some(last) = self.clients.values().max() else { return Vec::new() };
         let mut clients: Vec<_> = self.clients.iter().filter(|(_, at)| **at + LAST >= *last).collect();
@@ -221,7 +221,7 @@ impl Watch {
         ExternalReport { waited_ms, restarts, clients: self.last_clients(), keys: self.keys.clone() }
     }
 
-    /// Who wrote last and which keys, for people, as far as it is known.
+    /// Which clients wrote last, and which keys, for people, as far as it is known.
     pub(super) fn named(&self) -> String {
         let clients: Vec<String> = self.last_clients().iter().map(shown_client).collect();
         let mut text = String::new();
@@ -255,7 +255,7 @@ fn shown_client(client: &WritingClient) -> String {
 }
 
 impl Activity {
-    /// Whether somebody has certainly written to this primary since it was looked at before.
+    /// Whether a client has certainly written to this primary since it was looked at before.
     fn shows_writes_since(&self, earlier: &[Activity]) -> bool {
         let before = earlier.iter().find(|look| look.address == self.address && look.is_whole);
         self.is_whole
@@ -267,7 +267,7 @@ impl Activity {
 struct Counted {
     offset: u64,
     replid: String,
-    /// Keys that it removed of its own accord.
+    /// Keys that it removed by itself.
     reaped: u64,
     unseen: u64,
     counts_calls: bool,
@@ -304,11 +304,11 @@ impl Counted {
 }
 
 impl Syncer {
-    /// Waits until nobody writes to the source, transfers what is left, compares, and looks once more.
+    /// Waits until no client writes to the source, transfers what is left, compares, and checks for writes
+    /// once more.
     ///
     /// # Errors
-    /// `StillWritten` where somebody goes on writing; `Unfit` where both sides differ, or where it was
-    /// withdrawn.
+    /// `StillWritten` if a client goes on writing; `Unfit` if both sides differ, or if it was withdrawn.
     pub(super) async fn take_over_when_quiet(
         &mut self,
         options: &CutoverOptions,
@@ -371,8 +371,8 @@ impl Syncer {
                 return is_wanted(withdrawn);
             };
             let compared = compared?;
-            // A primary of the target that was replaced may lack what its predecessor had acknowledged. One
-            // that does not answer may be replaced.
+            // A primary of the target that was replaced may lack what its predecessor had acknowledged. A
+            // primary that does not answer may have been replaced.
             copy::check_target(&self.shared).await?;
             self.shared.check_source().await?;
             if !self.is_in_order() || self.check_for_writes(watch).await? {
@@ -383,7 +383,7 @@ impl Syncer {
             self.check(options)?;
             is_wanted(withdrawn)?;
             report.compared = compared.keys;
-            // What has expired during the comparison has just been transferred, and nobody has written
+            // What has expired during the comparison has just been transferred, and no client has written
             // meanwhile.
             if self.is_in_order() && !self.check_for_writes(watch).await? {
                 return Ok(());
@@ -392,7 +392,7 @@ impl Syncer {
         Err(watch.refusal())
     }
 
-    /// What a dry run can find out: who writes now.
+    /// What a dry run can find out: which clients write now.
     pub(super) async fn rehearse_quiet(&mut self) -> Result<ExternalReport> {
         let mut watch = Watch::new();
         self.check_for_writes(&mut watch).await?;
@@ -435,7 +435,7 @@ impl Syncer {
         }
     }
 
-    /// Whether somebody has written since the last look, or may have. What was touched is still there to be
+    /// Whether a client has written since the last look, or may have. What was touched is still there to be
     /// transferred.
     pub(super) async fn check_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
         let mut looks = Vec::new();
@@ -443,7 +443,7 @@ impl Syncer {
             match self.check_source(index, watch).await {
                 Ok(look) => looks.extend(look),
                 Err(error) => {
-                    // What it has done meanwhile nobody knows.
+                    // What it has done meanwhile is unknown.
                     tracing::debug!(%error, "a primary of the source could not be looked at");
                     watch.links.clear();
                 }
@@ -480,7 +480,7 @@ impl Syncer {
         Ok(wrote)
     }
 
-    /// Whether somebody has certainly written since the last look, and who. What was touched is left alone.
+    /// Whether a client has certainly written since the last look, and which. What was touched is left alone.
     pub(super) async fn has_been_written(&mut self, watch: &mut Watch) -> bool {
         let mut has_been = false;
         for index in 0..self.sources.len() {
@@ -493,7 +493,7 @@ impl Syncer {
         has_been
     }
 
-    /// `None` where the feed does not come to where the server is.
+    /// `None` if the feed does not reach the server's offset.
     async fn check_source(&mut self, index: usize, watch: &mut Watch) -> Result<Option<Activity>> {
         let shared = self.shared.clone();
         let feed = self.sources[index].feed.clone();
@@ -531,7 +531,7 @@ impl Syncer {
         Ok(None)
     }
 
-    /// Remembers who writes, and some of the keys, for people.
+    /// Remembers which clients write, and some of the keys, for people.
     async fn name_writers(&mut self, watch: &mut Watch) {
         let mut keys = Vec::new();
         for source in &self.sources {
@@ -568,8 +568,8 @@ impl Syncer {
         self.drain_while(|| true).await
     }
 
-    /// As [`Syncer::drain`], for so long at most: a large value that is written all the time is never done.
-    /// Refused where it is not wanted any more.
+    /// As [`Syncer::drain`], for this long at most: a large value that changes all the time is never
+    /// finished. Refused if it is not wanted any more.
     pub(super) async fn drain_for(&mut self, limit: Duration, withdrawn: &CancellationToken) -> Result<()> {
         let until = Instant::now() + limit;
         self.drain_while(|| Instant::now() < until && !withdrawn.is_cancelled()).await?;

@@ -24,8 +24,8 @@ const LIFT_PERIOD: Duration = Duration::from_secs(1);
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Takes down what is left of a fence that could not be put up as a whole, as soon as the servers let it be
-/// done. Does not end where nothing is left. A pause ends by itself at `ends_ms`, by [`clock::now_ms`]: one
-/// that is found later is somebody else's.
+/// done. Does not end if nothing is left. A pause ends by itself at `ends_ms`, by [`clock::now_ms`]: a pause
+/// that is found later is not ours.
 pub(super) async fn take_down(left: Option<WriterFence>, ends_ms: Option<u64>, source: Arc<Deployment>) {
     let Some(fence) = left else { return std::future::pending().await };
     loop {
@@ -41,7 +41,7 @@ pub(super) async fn take_down(left: Option<WriterFence>, ends_ms: Option<u64>, s
 }
 
 /// Puts up again what keeps writers away from the target, as soon as the servers let it be done. Does not end
-/// where it is up. Returns what it does not keep out, as [`WriterFence::restore`].
+/// if it is up. Returns what it does not keep out, as [`WriterFence::restore`].
 pub(super) async fn put_up_again(taken_down: Option<WriterFence>, target: Arc<Deployment>) -> Vec<String> {
     let Some(fence) = taken_down else { return std::future::pending().await };
     loop {
@@ -54,9 +54,9 @@ pub(super) async fn put_up_again(taken_down: Option<WriterFence>, target: Arc<De
 }
 
 impl Syncer {
-    /// Keeps writers away from the target again, which a cutover back may have let in and did not come about:
-    /// what they write there is overwritten. Where that does not succeed at once it is tried again while the
-    /// sync follows, and the user is notified.
+    /// Keeps writers away from the target again. A cutover back that failed may have let them in: what they
+    /// write there is overwritten. If that does not succeed at once, it is tried again while the sync
+    /// follows, and the user is notified.
     pub(super) async fn close_target(&mut self) {
         let Some(fence) = &self.state.lift else { return };
         self.state.lifted = true;
@@ -86,11 +86,11 @@ impl Syncer {
     }
 }
 
-/// Ends a sync for good that nobody runs, as [`journal::discard`]. What a killed cutover may have left at its
-/// source is noted first: the journal is all that knows of it. True where there is such a thing.
+/// Permanently ends a sync that no process runs, as [`journal::discard`]. What a killed cutover may have left
+/// at its source is noted first: the journal is all that knows of it. True if there is such a thing.
 ///
 /// # Errors
-/// As [`journal::discard`]; `Own` where the note cannot be written, or where a cutover back was interrupted:
+/// As [`journal::discard`]; `Own` if the note cannot be written; `Options` if a cutover back was interrupted:
 /// then writers may be let in on either side, and only the sync itself keeps them away from one of them.
 pub fn discard(folder: &Path, name: &str) -> Result<bool> {
     if !journal::exists(folder, name) {
@@ -137,8 +137,8 @@ impl Left {
     fn refuse(&self, tried: &str, name: &str) -> Error {
         let what = match self.leads_back {
             true => {
-                "a cutover back was interrupted, and writers may be let in on either side: only to go on with \
-                    it keeps them away from one"
+                "a cutover back was interrupted, and writers may be let in on either side: only to go on \
+                    with it keeps them away from one"
                     .to_owned()
             }
             false => format!(
@@ -154,7 +154,7 @@ impl Left {
 /// What the files end with.
 const ENDING: &str = "fence";
 
-/// What a cutover did to keep writers away, for the one that takes the fence down. No password is in it.
+/// What a cutover did to keep writers away, for the command that takes the fence down. No password is in it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FenceNote {
     /// The address of the source, as it was named.
@@ -167,7 +167,7 @@ pub struct FenceNote {
 }
 
 impl FenceNote {
-    /// Where a sync of this name leaves its note.
+    /// The path at which a sync of this name leaves its note.
     pub fn file_of(folder: &Path, name: &str) -> PathBuf {
         folder.join(format!("{name}.{ENDING}"))
     }
@@ -175,7 +175,7 @@ impl FenceNote {
     /// All that are in a folder.
     ///
     /// # Errors
-    /// `Own` where one cannot be read.
+    /// `Own` if one cannot be read.
     pub fn all_in(folder: &Path) -> Result<Vec<(PathBuf, FenceNote)>> {
         let fail = |path: &Path, e: &dyn std::fmt::Display| Error::own(format!("read {}", path.display()), e);
         let files = match std::fs::read_dir(folder) {
@@ -207,7 +207,7 @@ impl FenceNote {
     /// Forgets the fences that a cutover back to `deployment` has taken down.
     ///
     /// # Errors
-    /// `Own` where the folder or a file cannot be dealt with.
+    /// `Own` if the folder or a file cannot be dealt with.
     pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
         FenceNote::about(folder, deployment)?.iter().try_for_each(|(file, _)| FenceNote::forget(file))
     }
@@ -216,7 +216,7 @@ impl FenceNote {
     /// nodes, and by the address that the user named.
     ///
     /// # Errors
-    /// `Own` where the folder or a file cannot be read.
+    /// `Own` if the folder or a file cannot be read.
     pub fn about(folder: &Path, deployment: &Deployment) -> Result<Vec<(PathBuf, FenceNote)>> {
         let topology = deployment.topology();
         let own: BTreeSet<String> =
@@ -229,10 +229,10 @@ impl FenceNote {
         addresses.contains(&self.source) || self.fence.nodes().any(|at| addresses.contains(at))
     }
 
-    /// The file is of no use any more. One that is not there is no error.
+    /// The file is of no use any more. A missing file is no error.
     ///
     /// # Errors
-    /// `Own` where it cannot be removed.
+    /// `Own` if it cannot be removed.
     pub fn forget(file: &Path) -> Result<()> {
         remove_if_there(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
     }
@@ -241,14 +241,27 @@ impl FenceNote {
     /// source.
     ///
     /// # Errors
-    /// `Options` where there is such a thing.
-    pub fn refuse_to_forget(folder: &Path, name: &str) -> Result<()> {
-        if !journal::exists(folder, name) {
+    /// `Options` if there is such a thing, unless the sync is `resumed`.
+    pub fn refuse_to_forget(folder: &Path, name: &str, resumed: bool) -> Result<()> {
+        if resumed || !journal::exists(folder, name) {
             return Ok(());
         }
         // One that is in use, or cannot be read, cannot be begun anew either.
         let left = journal::hold(folder, name).ok().and_then(|documents| Left::of(&documents));
         left.map_or(Ok(()), |left| Err(left.refuse("begin the sync anew", name)))
+    }
+
+    /// Refuses to sync from a source at which nothing but interrupted cutovers have left these notes.
+    ///
+    /// # Errors
+    /// `Unfit` if that is so.
+    pub fn refuse_interrupted(notes: &[(PathBuf, FenceNote)], source: &str) -> Result<()> {
+        if !notes.iter().all(|(_, note)| note.interrupted) {
+            return Ok(());
+        }
+        let what = "a cutover was interrupted, and its fence may keep writers away from it";
+        Err(Error::unfit(Side::Source, source.to_owned(), "sync from it once more", what)
+            .with_remedy("take the fence down: whimbrel unfence"))
     }
 
     /// This one and the fences that still stood at the same source before, whose files are returned: what

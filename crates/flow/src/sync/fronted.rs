@@ -10,17 +10,18 @@
 //!   or Release, or nothing ───▶ opens, in time ───────────────▶ go on at the source
 //! ```
 //!
-//! **Invariant:** the switch is ordered only when both sides are equal and nobody has written to the source
-//! since all clients came to rest; the front carries it out only if they have rested all the time since
-//! (`whimbrel_front::control::hold`). So clients find at the target all that they ever received in replies.
+//! **Invariant:** the switch is ordered only when both sides are equal and no client has written to the
+//! source since all clients came to rest; the front carries it out only if they have rested all the time
+//! since (`whimbrel_front::control::hold`). So clients find at the target all that they ever received in
+//! replies.
 //!
 //! **What is not known.** An order that is not answered may have been carried out, or may be later. That
 //! clients may be sent away is written down before the first order ([`Fronted`]); from there on nothing is
 //! transferred before the front has said where its clients are. It says so in answer to a `Release`, which
 //! also ends the hold: what comes later of a switch is refused. A sync that is run again begins with that.
 //!
-//! Clients that do not come by the front are not held. As with an external fence it is looked whether
-//! somebody writes, up to the switch and once more after it.
+//! Clients that do not come through the front are not held. As with an external fence, we check whether a
+//! client writes, up to the switch and once more after it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,13 +45,13 @@ use super::state::{Back, Fronted};
 use super::syncer::Syncer;
 use super::unseen::Unseen;
 
-/// What is kept of the pause for a look at who writes, where that is why there is no end to it.
+/// The share of the pause that is kept to find out which clients write, if that is why it does not end.
 const LOOK_SHARE: f64 = 0.1;
 
-/// How often what is left is transferred and compared, where nobody writes.
+/// How often what is left is transferred and compared, if no client writes.
 const TRIES_MAX: u32 = 5;
 
-/// For how long it is tried to find out where the front has its clients.
+/// How long to try to find out where the front has its clients.
 const RESOLVED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Between two tries.
@@ -69,8 +70,8 @@ enum Resolved {
 }
 
 impl Syncer {
-    /// Finds out whether a front could hold its clients and send them to the target, and where they are.
-    /// Changes nothing.
+    /// Finds out whether a front could hold its clients and send them to the target, and where its clients
+    /// are. Changes nothing.
     pub(super) async fn rehearse_hold(&self, options: &CutoverOptions) -> Result<(FrontReport, Fronted)> {
         let socket = socket(options)?;
         if self.shared.options.dbs.iter().any(|pair| pair.source != pair.target) {
@@ -92,8 +93,8 @@ impl Syncer {
     /// All that happens while the front holds its clients. [`Fronted`] is on disk.
     ///
     /// # Errors
-    /// Where clients have stayed, and everything is as before; then [`Fronted`] is forgotten. Where it is
-    /// still there nobody knows where clients are, and nothing may be transferred.
+    /// If clients have stayed, and everything is as before; then [`Fronted`] is forgotten. If it is still
+    /// there, it is unknown where clients are, and nothing may be transferred.
     pub(super) async fn switch_front(
         &mut self,
         options: &CutoverOptions,
@@ -121,7 +122,7 @@ impl Syncer {
         self.turn_back(fence, feeds);
         report.lifted = lift.is_some();
         (report.pause_ms, report.ended) = (stand.held_ms, stand.ended);
-        // They are reported, and nothing else: what is written to the source now is nobody's any more.
+        // They are reported, and nothing else: nothing transfers what is written to the source now.
         let late = self.has_been_written(&mut watch).await.then(|| watch.report(0));
         let others = self.others_at_last(watch.ignored()).await;
         report.front = Some(FrontReport { clients: stand.clients, held_ms: stand.held_ms, others, late });
@@ -157,7 +158,7 @@ impl Syncer {
             match timeout_at(deadline, &mut until_equal).await {
                 Ok(equal) => equal,
                 Err(_) => {
-                    // What has been taken is transferred; nobody waits for it any more.
+                    // What has been taken is transferred; nothing waits for it any more.
                     if let Err(e) = fronts.send(socket, FrontOrder::Release).await {
                         tracing::warn!(error = %e, "clients are held until the front lets them go by itself");
                     }
@@ -175,14 +176,14 @@ impl Syncer {
             self.save_at_once()?;
         }
         if let Some(lift) = lift {
-            // Nobody writes to the source meanwhile: its clients rest.
+            // No client writes to the source meanwhile: its clients rest.
             self.state.lifted = true;
             lift.lift(&self.shared.target).await?;
         }
         fronts.send(socket, FrontOrder::Switch(stand.hold)).await
     }
 
-    /// Transfers what is left and compares, until it is late, or certain that somebody writes. Returns how
+    /// Transfers what is left and compares, until it is late, or certain that a client writes. Returns how
     /// many keys were transferred and compared.
     async fn until_equal(
         &mut self,
@@ -198,7 +199,7 @@ impl Syncer {
             let reached = self.reached(watch);
             let sealed = self.seal_off(options, late, &reached, chosen).await;
             let wrote = self.check_for_writes(watch).await?;
-            // The clients of the front rest: one that does not will write again, if not just now.
+            // The clients of the front rest: a client that does not will write again, if not just now.
             if watch.is_certain() {
                 break;
             }
@@ -206,7 +207,8 @@ impl Syncer {
             match sealed {
                 Ok((more, compared)) if !wrote => return Ok((drained + more, compared)),
                 Ok((more, _)) => drained += more,
-                // Keys expire although nobody writes, and what that touches is transferred with the next try.
+                // Keys expire although no client writes, and what that touches is transferred with the next
+                // try.
                 Err(error) if !wrote && (is_late || tried >= TRIES_MAX) => return Err(error),
                 Err(_) => {}
             }
@@ -218,7 +220,7 @@ impl Syncer {
         Err(refused(what).with_remedy("have all clients come by the front, and ask again"))
     }
 
-    /// Where all feeds were at the last look.
+    /// The offsets of all feeds at the last look.
     fn reached(&self, watch: &Watch) -> Vec<Reached> {
         self.sources.iter().filter_map(|source| watch.reached(source.feed.address())).collect()
     }
@@ -226,7 +228,7 @@ impl Syncer {
     /// Finds out where the front has its clients. From then on it does not send them anywhere.
     ///
     /// # Errors
-    /// `Own` where the front does not say.
+    /// `Own` if the front does not say.
     async fn resolve(&self) -> Result<Resolved> {
         let Some(fronted) = &self.state.fronted else { return Ok(Resolved::Stayed) };
         let deadline = Instant::now() + RESOLVED_WITHIN;
@@ -245,8 +247,7 @@ impl Syncer {
         }
     }
 
-    /// Goes on with a cutover in the middle of which the process before this one died. The report, where the
-    /// target has taken over.
+    /// Goes on with a cutover during which an earlier process died. The report, if the target has taken over.
     ///
     /// # Errors
     /// As [`Syncer::resolve`]. Nothing may be transferred then.
@@ -271,7 +272,7 @@ impl Syncer {
         }
     }
 
-    /// The target has taken over: what a sync that leads back begins with, where one was wanted.
+    /// The target has taken over: what a sync that leads back begins with, if one was wanted.
     fn turn_back(&mut self, fence: &WriterFence, feeds: Vec<Feed>) {
         let positions = self.state.fronted.as_ref().and_then(|fronted| fronted.back.clone());
         self.back =
@@ -287,7 +288,7 @@ impl Syncer {
         Ok(HoldOrder { from, to, limit_ms: options.max_pause_ms, rehearse })
     }
 
-    /// How many connections the source has besides our own and those; `None` where it does not report them.
+    /// How many connections the source has besides our own and those; `None` if it does not report them.
     async fn others(&self, known: &[String]) -> Option<u64> {
         let source = &self.shared.source;
         let mut others = 0;
@@ -310,7 +311,7 @@ impl Syncer {
     }
 }
 
-/// Where the front takes requests.
+/// The socket on which the front takes requests.
 fn socket(options: &CutoverOptions) -> Result<&Path> {
     options.front.as_deref().ok_or_else(|| refused("no front is named").with_remedy(Remedy::RunFront))
 }
@@ -329,7 +330,7 @@ fn too_late(options: &CutoverOptions) -> Error {
     refused(what).with_remedy(Remedy::AllowLongerPause)
 }
 
-/// A front that cannot be asked is one that nothing was begun with.
+/// With a front that cannot be asked, nothing was begun.
 fn unsteered(error: Error) -> Error {
     match error.is_refusal() {
         true => error,

@@ -23,7 +23,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How long an answer is waited for before another connection is tried.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
-/// Beyond this a server is silent: nobody knows how it stands.
+/// Beyond this a server is silent: its state is unknown.
 pub const SILENT_AFTER_MS: u64 = 5_000;
 
 /// When the primaries of one side were last heard of, by their addresses.
@@ -36,7 +36,7 @@ impl Heard {
         self.lock().insert(address.to_string(), Instant::now());
     }
 
-    /// It was heard. Of one that is not listened to any more nothing is noted: an answer may come late.
+    /// It was heard. Nothing is noted of a server that is not listened to any more: an answer may come late.
     fn note(&self, address: &Address) {
         if let Some(at) = self.lock().get_mut(&address.to_string()) {
             *at = Instant::now();
@@ -47,7 +47,7 @@ impl Heard {
         self.lock().remove(&address.to_string());
     }
 
-    /// Nobody listens any more.
+    /// Nothing listens any more.
     pub(super) fn clear(&self) {
         self.lock().clear();
     }
@@ -58,7 +58,7 @@ impl Heard {
         self.lock().iter().map(silence).collect()
     }
 
-    /// For how long nothing was heard of one; 0 where nobody listens to it.
+    /// How long nothing was heard from a server; 0 if nothing listens to it.
     pub(super) fn silent_ms(&self, address: &str) -> u64 {
         self.lock().get(address).map_or(0, |at| millis(*at))
     }

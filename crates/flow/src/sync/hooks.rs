@@ -8,8 +8,8 @@
 //!
 //! **Invariant:** `Ready` is run before anything is paused or fenced off. `Switch` is run when the fence
 //! stands, the pause is over and the cutover is written down. So nothing that is run makes a pause longer,
-//! and where whimbrel dies in `Switch`, no later run takes the fence down behind clients that were sent to
-//! the target.
+//! and if whimbrel dies in `Switch`, no later run takes the fence down behind clients that were sent to the
+//! target.
 
 use std::fmt;
 use std::pin::Pin;
@@ -40,18 +40,18 @@ pub struct Occasion {
     pub why: String,
     /// How the cutover stands, as far as it is known.
     pub cutover: Option<CutoverReport>,
-    /// When it is too late for what is run: it is ended then. `None` where it has all its time.
+    /// When it is too late for what is run: it is ended then. `None` if it has all its time.
     pub until: Option<Instant>,
 }
 
 /// What is run, and what came of it.
 pub type Ran = Pin<Box<dyn Future<Output = Vec<HookReport>> + Send>>;
 
-/// Runs what somebody else has to do. Each takes a bounded time.
+/// Runs what another party has to do. Each takes a bounded time.
 pub trait Hooks: fmt::Debug + Send + Sync {
     /// What would be run at this moment. Runs nothing.
     fn at(&self, moment: Moment) -> Vec<HookReport>;
 
-    /// Runs it. Where that is dropped, what runs is ended.
+    /// Runs it. If that is dropped, what runs is ended.
     fn run(&self, occasion: Occasion) -> Ran;
 }

@@ -19,9 +19,9 @@
 //! read: what changes meanwhile is touched.
 //!
 //! **Epochs.** All primaries are followed at the same time until something happens that a round cannot deal
-//! with: slots move, a feed ends, a primary fails over, a database is emptied, somebody asks for the cutover.
-//! Then all rounds are finished, and while nothing is under way it is dealt with. So nobody ever writes a key
-//! that somebody else writes.
+//! with: slots move, a feed ends, a primary fails over, a database is emptied, the cutover is asked for. Then
+//! all rounds are finished, and while nothing is under way it is dealt with. So no two tasks ever write the
+//! same key.
 //!
 //! **Doubt.** What may have been missed is in doubt by whole slots, as in a copy, and is
 //! [reconciled](reconcile): all keys of the slots are compared, those that differ are transferred, and those
@@ -101,7 +101,7 @@ const REHEARSAL_TIME: Duration = Duration::from_secs(1);
 /// Every this many looks the primaries of the target are met.
 const LOOKS_PER_MEETING: u32 = 5;
 
-/// The target has taken over, and who waits to hear of it.
+/// The target has taken over, and the caller that waits for that answer.
 struct TakenOver {
     report: CutoverReport,
     answer: Option<oneshot::Sender<Result<CutoverReport, NotTakenOver>>>,
@@ -116,8 +116,8 @@ enum Next {
 
 /// Syncs until it is stopped or the target has taken over. The plan has been made, and agreed to, before.
 ///
-/// With a journal that holds an earlier run, that run is gone on with. Cutovers are asked for by `asks`.
-/// After one that was to be able to come back, [`Back`] is what the sync in the other direction begins with.
+/// With a journal that holds an earlier run, that run continues. Cutovers are asked for by `asks`. After one
+/// that was to be able to come back, [`Back`] is what the sync in the other direction begins with.
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.
@@ -187,7 +187,7 @@ pub async fn sync(
             let finished = sync.journal.finish();
             moments::send_clients(&sync.options, &mut report).await;
             if let Some(answer) = answer {
-                // The one that asked may have gone.
+                // The caller may have gone.
                 let _ = answer.send(Ok(report.clone()));
             }
             finished?;
@@ -240,7 +240,7 @@ impl Syncer {
         }
         self.state.copy.target_runs = runs;
         if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == WriterFenceKind::Front) {
-            // It died while it cut over: nobody knows how far it came.
+            // It died during its cutover: how far it came is unknown.
             self.state.lifted = self.state.lift.is_some();
             if let Some(report) = self.resume_switch(fence).await? {
                 return Ok(Some(TakenOver { report, answer: None }));
@@ -305,12 +305,12 @@ impl Syncer {
         }
     }
 
-    /// Takes down the fence of a cutover whose process was killed; the one that asked for it was not notified
-    /// of success. The journal knows of the fence until it is down. Where a node does not let that be done,
-    /// it is tried again while the sync follows: the others do not wait for it.
+    /// Takes down the fence of a cutover whose process was killed; its caller was not notified of success.
+    /// The journal knows of the fence until it is down. If a node does not let that be done, it is tried
+    /// again while the sync follows: the others do not wait for it.
     async fn undo_interrupted(&mut self) -> Result<()> {
         let Some(fence) = self.state.cut_over.clone() else { return Ok(()) };
-        // Nobody knows how far it came.
+        // How far it came is unknown.
         self.state.lifted = self.state.lift.is_some();
         if self.state.lifted {
             // Before those of the source are let in: at no time are they let in on both sides.
@@ -331,10 +331,10 @@ impl Syncer {
         Ok(())
     }
 
-    /// Cuts over, where that can be done, and answers. That a target has taken over is not reported yet.
+    /// Cuts over, if that can be done, and answers. That a target has taken over is not reported yet.
     ///
     /// # Errors
-    /// Where nobody knows which side counts: nothing may be transferred any more.
+    /// If it is unknown which side is authoritative: nothing may be transferred any more.
     async fn answer(&mut self, ask: Ask) -> Result<Option<TakenOver>> {
         let Ask { options, withdrawn, beginning, answer } = ask;
         self.status.phase(SyncPhase::of_cutover(options.dry_run));
@@ -365,7 +365,7 @@ impl Syncer {
                 {
                     self.be_refused(error).await;
                 }
-                // The one that asked may have gone.
+                // The caller may have gone.
                 let _ = answer.send(outcome.map_err(|error| NotTakenOver::new(error, &beginning)));
                 Ok(None)
             }
@@ -376,11 +376,10 @@ impl Syncer {
     /// could not find the way back any more.
     async fn begin_way_back(&mut self) {
         let (Some(place), Some(back)) = (&self.options.way_back, &mut self.back) else { return };
-        let (WayBack { folder, name, description }, state) = (place, SyncState::leading_back(back));
         let begun = async {
             // An earlier one of this name has come to nothing.
-            discard(folder, name)?;
-            Journal::begin(folder, name, description, state, &self.status.copy.disk).await
+            discard(&place.folder, &place.name)?;
+            back.journal(place, &self.status.copy.disk).await
         };
         match begun.await {
             Ok(journal) => back.journal = Some(journal),
@@ -389,10 +388,10 @@ impl Syncer {
         }
     }
 
-    /// Writes down what undoes the fence, for the one that takes it down.
+    /// Writes down what undoes the fence, for the command that takes it down.
     async fn leave_fence(&mut self) {
         self.status.phase(SyncPhase::CutOver);
-        // Nobody is followed any more.
+        // No primary is followed any more.
         self.sources.clear();
         let Some(fence) = self.state.cut_over.take() else { return };
         let source = self.shared.source.endpoint.address.to_string();
@@ -403,7 +402,7 @@ impl Syncer {
         }
     }
 
-    /// Slots that left their shard while nobody followed: their last changes there were not seen.
+    /// Slots that left their shard while it was not followed: their last changes there were not seen.
     fn suspect_moved(&mut self) {
         let topology = self.shared.source.topology();
         for (id, slots) in &self.state.layout {
@@ -424,7 +423,7 @@ impl Syncer {
             all.insert(slot);
             all
         });
-        // Not all of them are listed where there are many.
+        // Not all of them are listed if there are many.
         let slots = if copy.failed > listed { SlotSet::full() } else { slots };
         copy.failed = 0;
         copy::remember(&self.shared, &self.state.copy);
@@ -440,7 +439,7 @@ impl Syncer {
         (self.state.snapshot_done, self.state.sweep) = (false, true);
     }
 
-    /// Transfers every key once; false where the user stopped it before.
+    /// Transfers every key once; false if the user stopped it before.
     async fn snapshot(&mut self, asks: &mut mpsc::Receiver<Ask>) -> Result<bool> {
         self.status.phase(SyncPhase::Snapshotting);
         self.seen = (self.shared.source.topology(), self.shared.target.topology());
@@ -463,7 +462,7 @@ impl Syncer {
                         let what = "the snapshot is still being taken";
                         let refused = Error::options(Side::Own, "cut over", what)
                             .with_remedy("wait until the sync follows");
-                        // The one that asked may have gone.
+                        // The caller may have gone.
                         let _ = ask.answer.send(Err(NotTakenOver::new(refused, &ask.beginning)));
                     }
                 }
@@ -565,7 +564,7 @@ impl Syncer {
             self.compare(Compare::Sample, &sample, Settle::none()).await?;
             Ok::<_, Error>(millis(began) + 1)
         };
-        // Nobody is followed meanwhile.
+        // No primary is followed meanwhile.
         match timeout(REHEARSAL_TIME, compare).await {
             Ok(Ok(took_ms)) => self.status.compared_within(took_ms),
             Ok(Err(error)) => tracing::debug!(%error, "the comparison could not be rehearsed"),
@@ -574,7 +573,7 @@ impl Syncer {
     }
 }
 
-/// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something
+/// Asks both sides every now and then how they are, and ends the epoch if something is in doubt: something
 /// new, or something from before that had to wait.
 async fn poll_health(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough: CancellationToken) {
     let mut looks = 0u32;

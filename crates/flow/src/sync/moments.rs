@@ -20,7 +20,7 @@ use super::syncer::Syncer;
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
 impl Syncer {
-    /// What a cutover with this fence would run. Without one nobody is sent anywhere.
+    /// What a cutover with this fence would run. Without one no client is sent anywhere.
     pub(super) fn planned_hooks(&self, fence: WriterFenceKind) -> Vec<HookReport> {
         let Some(hooks) = &self.options.hooks else { return Vec::new() };
         let moments: &[Moment] =
@@ -28,10 +28,10 @@ impl Syncer {
         moments.iter().flat_map(|moment| hooks.at(*moment)).collect()
     }
 
-    /// Runs what is to be done before anybody is paused.
+    /// Runs what is to be done before any client is paused.
     ///
     /// # Errors
-    /// A refusal where one of it fails, or nobody wants the cutover any more.
+    /// A refusal if any of it fails, or if the cutover is withdrawn.
     pub(super) async fn be_ready(
         &mut self,
         report: &mut CutoverReport,
@@ -43,7 +43,7 @@ impl Syncer {
         report.hooks.iter().find_map(HookReport::problem).map_or(Ok(()), |what| Err(refused(what)))
     }
 
-    /// Runs what undoes that. The sync follows on whatever comes of it.
+    /// Runs what undoes that. The sync follows on, whatever the result.
     pub(super) async fn be_refused(&mut self, error: &Error) {
         let why = error.problem();
         let occasion = Occasion { moment: Moment::Refused, why, cutover: None, until: None };
@@ -53,8 +53,8 @@ impl Syncer {
         }
     }
 
-    /// Goes on transferring what is touched until all has been run. With `withdrawn` it is ended once nobody
-    /// wants it any more.
+    /// Goes on transferring what is touched until all has been run. With `withdrawn` it is ended once the
+    /// cutover is withdrawn.
     async fn meanwhile(
         &mut self,
         occasion: Occasion,
@@ -86,7 +86,7 @@ impl Syncer {
 
 /// Runs what sends clients to the target. To be called when the cutover is written down: see
 /// [`hooks`](super::hooks). What fails is part of the report, and nothing is undone: the target has
-/// everything, and nobody may write to the source.
+/// everything, and no client may write to the source.
 pub(super) async fn send_clients(options: &SyncOptions, report: &mut CutoverReport) {
     let Some(hooks) = &options.hooks else { return };
     let until = match report.fence {

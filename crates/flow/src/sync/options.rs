@@ -27,12 +27,12 @@ pub struct SyncOptions {
     pub functions: bool,
     /// End as soon as nothing is left to transfer.
     pub once: bool,
-    /// All databases were meant: keys in one that was left out are worth a word.
+    /// All databases were meant: keys in a database that was left out are worth a notice.
     pub all_dbs: bool,
     /// Where a [`FenceNote`](super::FenceNote) is left after a cutover.
     pub fence_file: PathBuf,
-    /// Where the sync is written down that leads back, as soon as the target has taken over, where a way back
-    /// is asked for.
+    /// Where to write down the sync that leads back, as soon as the target has taken over, if a way back is
+    /// asked for.
     pub way_back: Option<WayBack>,
     /// How orders reach fronts.
     pub fronts: Arc<dyn Fronts>,
@@ -61,7 +61,7 @@ pub struct CutoverOptions {
     pub max_pause_ms: u64,
     /// How they are kept out afterwards.
     pub fence: WriterFenceKind,
-    /// Where the front takes requests that clients go through, for [`WriterFenceKind::Front`].
+    /// The socket of the front that clients go through, for [`WriterFenceKind::Front`].
     pub front: Option<PathBuf>,
     /// How much is compared before.
     pub compare: Compare,

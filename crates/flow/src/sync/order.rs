@@ -15,11 +15,10 @@ pub enum FrontOrder {
     /// Hold all clients, until one of the other two or for as long as was said. The answer comes when nothing
     /// of any client is under way.
     Hold(HoldOrder),
-    /// Send those that are held by the hold of this number to the other side. Refused where that hold is
-    /// over.
+    /// Send those that are held by the hold of this number to the other side. Refused if that hold is over.
     Switch(u64),
-    /// Hold nobody any more: clients go on where they are. The answer says where that is, whatever became of
-    /// the orders before.
+    /// Hold no client any more: clients go on where they are. The answer says where that is, whatever became
+    /// of earlier orders.
     Release,
 }
 
@@ -53,7 +52,7 @@ pub struct HoldOrder {
 pub struct FrontStand {
     /// The server that clients are sent to.
     pub at: FrontSide,
-    /// The number of the hold; 0 where clients are not held.
+    /// The number of the hold; 0 if clients are not held.
     pub hold: u64,
     /// For how long clients have been held, in milliseconds; after a switch, for how long they were.
     pub held_ms: u64,
@@ -62,7 +61,8 @@ pub struct FrontStand {
     /// Clients that were disconnected as they did not come to rest: they waited in a command, were in a
     /// transaction, or had a subscription.
     pub ended: u64,
-    /// From where the clients that are held are connected to the server, as far as that is known.
+    /// The addresses from which the clients that are held are connected to the server, as far as that is
+    /// known.
     pub resting: Vec<String>,
 }
 
@@ -84,6 +84,6 @@ pub trait Fronts: fmt::Debug + Send + Sync {
     /// Gives an order to the front that takes requests at this socket.
     ///
     /// # Errors
-    /// A refusal where it was not carried out and never will be; anything else where that is not known.
+    /// A refusal if it was not carried out and never will be; any other error if that is not known.
     fn send<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> OrderAnswer<'a>;
 }

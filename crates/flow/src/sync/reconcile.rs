@@ -37,8 +37,8 @@ pub(super) enum Walk {
     Complete,
     /// The user stopped it before.
     Stopped,
-    /// Another node has taken the place of a primary of the source, which nobody follows yet: the slots are
-    /// to be gone through again when somebody does.
+    /// Another node has taken the place of a primary of the source, which is not followed yet: the slots are
+    /// gone through again when it is.
     Displaced,
 }
 
@@ -52,14 +52,14 @@ enum Asked<T> {
 impl Syncer {
     /// Makes all keys of `slots` equal, and removes those that only the target has.
     ///
-    /// A few slots are transferred once more. Where it is many, reading both sides costs less than writing
-    /// one of them anew, with its replicas and its append-only file: what differs is transferred.
+    /// A few slots are transferred once more. If there are many, reading both sides costs less than rewriting
+    /// one of them, with its replicas and its append-only file: so only what differs is transferred.
     ///
     /// # Errors
     /// What could not be helped by trying again.
     async fn reconcile(&mut self, slots: &SlotSet) -> Result<Walk> {
         self.shared.failures.forget(slots);
-        // A key may have been removed and made anew unseen, between the looks at the source and at the
+        // A key may have been removed and created again unseen, between the looks at the source and at the
         // target.
         self.shared.followed.forget_slots(slots);
         // Slots are listed in database 0 only.
@@ -72,14 +72,14 @@ impl Syncer {
             },
             false => slots.clone(),
         };
-        // Killed meanwhile, it begins anew: the slots are written down as being in doubt.
+        // If it is killed meanwhile, it begins anew: the slots are written down as being in doubt.
         if !scanned.is_empty() && !self.compare_scanned(scanned).await? {
             return Ok(Walk::Stopped);
         }
         self.sweep(slots).await
     }
 
-    /// Compares all keys of `slots`, and transfers those that differ; false where the user stopped it before.
+    /// Compares all keys of `slots`, and transfers those that differ; false if the user stopped it before.
     async fn compare_scanned(&mut self, slots: SlotSet) -> Result<bool> {
         // As many at once as a copy has: each has connections to all nodes of the target.
         let at_once = Arc::new(Semaphore::new(self.shared.options.shards_at_once.max(1)));
@@ -245,7 +245,7 @@ async fn asked<T>(shared: &Shared, at: &Address, ask: impl AsyncFn() -> Result<T
     }
 }
 
-/// The keys of each slot; `None` where the node has too many of them.
+/// The keys of each slot; `None` if the node has too many of them.
 async fn list(
     address: &Address,
     shared: &Shared,

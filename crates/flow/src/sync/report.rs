@@ -13,15 +13,15 @@ pub struct SyncReport {
     pub counts: CopyCounts,
     /// How long it ran.
     pub duration_ms: u64,
-    /// True where it went on from a journal.
+    /// True if it went on from a journal.
     pub resumed: bool,
-    /// True where every key had been transferred at least once.
+    /// True if every key had been transferred at least once.
     pub snapshot_done: bool,
     /// How many slots were gone through again, repetitions included.
     pub reconciled_slots: u64,
-    /// True where it ended by itself because nothing was left to transfer.
+    /// True if it ended by itself because nothing was left to transfer.
     pub caught_up: bool,
-    /// The cutover, where there was one.
+    /// The cutover, if there was one.
     pub cutover: Option<CutoverReport>,
     /// Keys that the target evicted meanwhile.
     pub evicted: u64,
@@ -36,11 +36,11 @@ pub struct SyncReport {
 pub struct CutoverReport {
     /// Nothing was done: it was only looked how it would go.
     pub dry_run: bool,
-    /// How long writers would be held, by what it took before anybody was held, in milliseconds.
+    /// How long writers would be held, by what it took before any were held, in milliseconds.
     pub estimate_ms: u64,
-    /// How long they were held, in milliseconds, readers too where a front held them; with `--fence pause`
-    /// until they were fenced off, with `--fence external` for how long nobody had written when the target
-    /// took over.
+    /// How long they were held, in milliseconds, readers too if a front held them; with `--fence pause` until
+    /// they were fenced off, with `--fence external` how long no client had written when the target took
+    /// over.
     pub pause_ms: u64,
     /// Touched keys that were transferred under the pause.
     pub drained: u64,
@@ -48,8 +48,8 @@ pub struct CutoverReport {
     pub compared: u64,
     /// Keys that the source held when it began.
     pub keys: u64,
-    /// How likely it is that the sample would have shown a difference in one key of a hundred; `None` where
-    /// all keys were compared, or no sample was.
+    /// How likely it is that the sample would have shown a difference in one key of a hundred; `None` if all
+    /// keys were compared, or no sample was.
     pub finds_one_percent: Option<f64>,
     /// What could not be found out.
     pub notices: Vec<String>,
@@ -62,7 +62,7 @@ pub struct CutoverReport {
     pub reverse: bool,
     /// Writers were let in again on the target, which had been fenced off.
     pub lifted: bool,
-    /// Who wrote last, where somebody else stops the writers; in a dry run, who writes now.
+    /// Which clients wrote last, if another party stops the writers; in a dry run, which write now.
     pub external: Option<ExternalReport>,
     /// What the front had to say that clients go through.
     pub front: Option<FrontReport>,
@@ -71,7 +71,7 @@ pub struct CutoverReport {
 }
 
 impl CutoverReport {
-    /// One with this fence, of which nothing else is known yet.
+    /// A report with this fence; nothing else is known yet.
     pub(super) fn of(fence: &WriterFence) -> CutoverReport {
         CutoverReport {
             dry_run: false,
@@ -92,8 +92,8 @@ impl CutoverReport {
         }
     }
 
-    /// Whether the sync ends with it. Without a fence it goes on following those who still write to the
-    /// source.
+    /// Whether the sync ends with it. Without a fence it goes on following the clients that still write to
+    /// the source.
     pub(super) fn is_final(&self) -> bool {
         !self.dry_run && self.fence != WriterFenceKind::None
     }
@@ -107,7 +107,7 @@ pub struct HookReport {
     /// What would be run, in a dry run. It is in no report that is kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// How it failed, in words that follow what failed; `None` where it did not.
+    /// How it failed, in words that follow what failed; `None` if it did not.
     pub failure: Option<String>,
 }
 
@@ -121,11 +121,11 @@ impl HookReport {
 /// What came of the wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ExternalReport {
-    /// For how long it was waited until nobody wrote, in milliseconds.
+    /// How long it took until no client wrote, in milliseconds.
     pub waited_ms: u64,
-    /// How often it began anew since somebody wrote during the comparison.
+    /// How often it began again because a client wrote during the comparison.
     pub restarts: u32,
-    /// The clients that wrote last; empty where the server does not report them.
+    /// The clients that wrote last; empty if the server does not report them.
     pub clients: Vec<WritingClient>,
     /// Some of the keys that were touched last.
     pub keys: Vec<String>,
@@ -138,9 +138,9 @@ pub struct FrontReport {
     pub clients: u64,
     /// For how long it held them, in milliseconds; 0 in a dry run.
     pub held_ms: u64,
-    /// Connections to the source that are neither of its clients nor ours; `None` where that cannot be known.
+    /// Connections to the source that are neither of its clients nor ours; `None` if that cannot be known.
     pub others: Option<u64>,
-    /// Who wrote to the source while the target took over, and afterwards, as long as it was looked; `None`
-    /// where nobody did.
+    /// Which clients wrote to the source while the target took over and for as long as we looked afterwards;
+    /// `None` if none did.
     pub late: Option<ExternalReport>,
 }

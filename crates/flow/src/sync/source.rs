@@ -47,7 +47,7 @@ pub(super) struct PositionHandle {
 }
 
 impl PositionHandle {
-    /// Where a later feed can go on; `None` where it cannot.
+    /// Where a later feed can go on; `None` if it cannot.
     pub(super) fn read(&self) -> Option<Position> {
         let history = self.position.lock().clone()?;
         let seen = self.feed.history()?;
@@ -84,12 +84,12 @@ pub(super) struct Source {
     /// By database of the source.
     lanes: BTreeMap<u32, Lanes>,
     element_links: ElementLinks,
-    /// By database, where there may be series.
+    /// By database, if there may be series.
     series_links: BTreeMap<u32, Link>,
     position: Arc<Mutex<Option<History>>>,
 }
 
-/// Connections by which changed elements are transferred, kept until one fails.
+/// Connections that transfer changed elements, kept until one fails.
 #[derive(Debug, Default)]
 struct ElementLinks {
     /// By database.
@@ -194,7 +194,7 @@ impl Source {
         self.position_handle().read()
     }
 
-    /// A handle by which the position can be read while the source is at work elsewhere.
+    /// A handle to read the position while the source is at work elsewhere.
     pub(super) fn position_handle(&self) -> PositionHandle {
         PositionHandle { feed: self.feed.clone(), position: self.position.clone() }
     }
@@ -220,8 +220,8 @@ impl Source {
         }
     }
 
-    /// Transfers what is touched now. Where it is not `urgent`, keys that change all the time have to wait
-    /// for their turn.
+    /// Transfers what is touched now. If it is not `urgent`, keys that change all the time have to wait for
+    /// their turn.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -287,7 +287,7 @@ impl Source {
     }
 
     /// Transfers what changed of keys that are followed by their elements. Returns what is left to be
-    /// transferred whole: all others, and those where that was not possible for whatever reason.
+    /// transferred whole: all others, and those for which that was not possible for whatever reason.
     ///
     /// **Invariant: one lane per key.** Nothing else transfers keys of this source meanwhile.
     async fn follow_elements(&mut self, touches: Vec<Touch>, dbs: &[u32]) -> Vec<Touch> {
@@ -315,8 +315,8 @@ impl Source {
         left
     }
 
-    /// The databases of the source in which keys may be whose touches do not name it; called after they were
-    /// taken. One that holds no key on either side has nothing to be transferred or removed.
+    /// The databases of the source that keys may be in if their touches name none; called after these were
+    /// taken. A database that holds no key on either side has nothing to transfer or remove.
     async fn dbs_of_unknown(&mut self, touches: &[Touch]) -> Vec<u32> {
         let shared = self.shared.clone();
         let pairs = &shared.options.dbs;
@@ -337,8 +337,8 @@ impl Source {
         }
     }
 
-    /// Where the feed does not know the database of a touch, and the key is followed in one of them, it is a
-    /// touch in each: what is transferred is the present state, so one too many changes nothing.
+    /// If the feed does not know the database of a touch, and the key is followed in one of them, it is a
+    /// touch in each: what is transferred is the present state, so a superfluous touch changes nothing.
     fn by_database(&self, touch: Touch, dbs: &[u32]) -> Vec<Touch> {
         match touch.db {
             None if touch.what != What::Anything
@@ -359,7 +359,7 @@ impl Source {
         self.shared.followed.has(*db, key) && own()
     }
 
-    /// False where the whole key has to be transferred.
+    /// False if the whole key has to be transferred.
     async fn transfer_elements(&mut self, touch: &Touch) -> Result<bool> {
         let shared = self.shared.clone();
         let Some(pair) = shared.options.dbs.iter().find(|pair| touch.db == Some(pair.source)) else {
@@ -386,7 +386,7 @@ impl Source {
         Ok(followed.is_exact)
     }
 
-    /// Transfers keys of one database; false where the user stopped it before all were.
+    /// Transfers keys of one database; false if the user stopped it before all were.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -414,7 +414,7 @@ impl Source {
         outcome
     }
 
-    /// Compares all keys of `slots` with the target, and transfers those that differ; false where the user
+    /// Compares all keys of `slots` with the target, and transfers those that differ; false if the user
     /// stopped it before. Rounds rest meanwhile: what changes is touched, and transferred afterwards.
     ///
     /// # Errors
@@ -538,7 +538,7 @@ async fn with_filled(
             }
             Err(e) => {
                 shared.pause(&mut backoff, e).await?;
-                // After a failover somebody else owns the shard.
+                // After a failover another node owns the shard.
                 shared.refresh_source().await;
             }
         }

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use whimbrel_engine::error::Result;
 use whimbrel_engine::feed::{Feed, History};
 use whimbrel_engine::seal::WriterFence;
 
+use super::options::WayBack;
 use super::order::FrontSide;
-use crate::journal::{Journal, JournalState};
+use crate::journal::{DiskFull, Journal, JournalState};
 
 /// Where a later feed of a primary can go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Position {
-    /// Which primary. After a failover nobody goes on from there: the new primary may lack what the old one
+    /// Which primary. After a failover no feed goes on from there: the new primary may lack what the old one
     /// had acknowledged, and what has been transferred already.
     pub(super) address: String,
     /// The point of its history before which everything has been transferred.
@@ -26,11 +28,11 @@ pub(super) struct Position {
 /// Clients of a front may be sent away: what has to be known to find out whether they were.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Fronted {
-    /// Where the front takes requests.
+    /// The socket on which the front takes requests.
     pub(super) socket: PathBuf,
     /// Where its clients were before.
     pub(super) before: FrontSide,
-    /// Where the target was then, for a sync that leads back.
+    /// The target's positions then, for a sync that leads back.
     pub(super) back: Option<Vec<Position>>,
 }
 
@@ -68,7 +70,7 @@ pub struct SyncState {
 }
 
 impl SyncState {
-    /// Of a sync that leads back to where another one came from, and begins where that one ended.
+    /// Of a sync that leads back to the source of another sync, and begins where that one ended.
     pub fn leading_back(back: &Back) -> SyncState {
         SyncState {
             copy: JournalState { pass: 1, ..JournalState::default() },
@@ -83,11 +85,27 @@ impl SyncState {
 /// What a sync needs that leads back to the source of one that was cut over.
 #[derive(Debug)]
 pub struct Back {
-    /// Where the target was at the cutover: what comes after that was written by others.
+    /// The target's positions at the cutover: what comes after them was written by others.
     pub(super) positions: Vec<Position>,
     pub(super) fence: WriterFence,
-    /// Where it is written down already, so that it is not lost with this process.
-    pub journal: Option<Journal<SyncState>>,
-    /// They make the target keep a backlog from there on, until somebody else follows it.
+    /// Its journal, if it is written down already.
+    pub(super) journal: Option<Journal<SyncState>>,
+    /// They make the target keep a backlog from there on, until another process follows it.
     pub(super) _feeds: Vec<Feed>,
+}
+
+impl Back {
+    /// The journal of the sync that leads back, which is begun if it has not been written down yet.
+    ///
+    /// # Errors
+    /// As [`Journal::begin`].
+    pub async fn journal(&mut self, place: &WayBack, disk: &DiskFull) -> Result<Journal<SyncState>> {
+        match self.journal.take() {
+            Some(journal) => Ok(journal),
+            None => {
+                let (WayBack { folder, name, description }, state) = (place, SyncState::leading_back(self));
+                Journal::begin(folder, name, description, state, disk).await
+            }
+        }
+    }
 }

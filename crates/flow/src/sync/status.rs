@@ -33,7 +33,7 @@ pub enum SyncPhase {
     Rehearsing,
     /// Writers of the source are held for the change to the target.
     CuttingOver,
-    /// The target is the one that counts.
+    /// The target is authoritative.
     CutOver,
     /// Stopped by the user, or by an error.
     Stopped,
@@ -83,7 +83,7 @@ impl Serialize for SyncPhase {
 #[derive(Debug)]
 pub(super) struct SourceView {
     pub(super) feed: Arc<Feed>,
-    /// Since when there is something to transfer; `None` where there is nothing.
+    /// Since when there is something to transfer; `None` if there is nothing.
     pub(super) behind_since: Mutex<Option<Instant>>,
     /// The primary's own offset, when it was last asked.
     pub(super) server_offset: AtomicU64,
@@ -108,7 +108,7 @@ impl SourceView {
         let address = self.feed.address().to_string();
         let silent_ms = heard.silent_ms(&address);
         let (silent, trouble) = (heard::is_silent(silent_ms), self.feed.broken());
-        // What it has done meanwhile nobody knows.
+        // What it has done meanwhile is unknown.
         let is_known = !silent && trouble.is_none();
         let behind_since = *self.behind_since.lock();
         SourceShown {
@@ -137,17 +137,17 @@ pub struct SourceShown {
     pub address: String,
     /// How changes are learnt of.
     pub feed: String,
-    /// The replication offset up to which changes are known; 0 where it is no replication link.
+    /// The replication offset up to which changes are known; 0 if it is no replication link.
     pub offset: u64,
-    /// How far the server was ahead of that when it was last asked, about once a second. `None` where that is
+    /// How far the server was ahead of that when it was last asked, about once a second. `None` if that is
     /// not known, since it is silent or there is no link; and with a tracking feed, which has no offsets.
     pub lag_bytes: Option<u64>,
-    /// For how long something has been waiting to be transferred. `None` where the server is silent, or there
-    /// is no link.
+    /// For how long something has been waiting to be transferred. `None` if the server is silent, or there is
+    /// no link.
     pub lag_ms: Option<u64>,
     /// For how long the server has given no sign of life; it is asked for one every second.
     pub silent_ms: u64,
-    /// True where that is longer than a server that is well takes.
+    /// True if that is longer than a server that is well takes.
     pub silent: bool,
     /// Touched keys that wait to be transferred.
     pub touched: u64,
@@ -166,7 +166,7 @@ pub struct TargetShown {
     pub address: String,
     /// For how long the server has given no sign of life; it is asked for one every second.
     pub silent_ms: u64,
-    /// True where that is longer than a server that is well takes.
+    /// True if that is longer than a server that is well takes.
     pub silent: bool,
 }
 
@@ -211,7 +211,7 @@ pub struct SyncShown {
     /// rehearsed when it began to follow. `cutover --dry-run` measures both. `None` until it follows, and
     /// while a server is silent or slots have to be gone through.
     pub pause_estimate_ms: Option<u64>,
-    /// Who still writes, while a cutover waits for somebody else to stop the writers.
+    /// Which clients still write, while a cutover waits for another party to stop the writers.
     pub external: Option<ExternalShown>,
     /// Why something was tried again in the last few seconds.
     pub trouble: Option<String>,
@@ -260,7 +260,7 @@ impl SyncStatus {
         });
         let targets: Vec<TargetShown> = targets.collect();
         let all_answer = !sources.iter().any(|s| s.silent) && !targets.iter().any(|t| t.silent);
-        // What could not be remembered by key is gone through by slot, which is no matter of milliseconds.
+        // What could not be remembered by key is gone through by slot, which takes longer than milliseconds.
         let whole_slots: usize = inner.sources.iter().map(|s| s.feed.touched().whole_slots()).sum();
         let round_ms = sources.iter().map(|source| source.round_ms).max().unwrap_or(0);
         SyncShown {
@@ -318,26 +318,26 @@ impl SyncStatus {
     }
 }
 
-/// What is being done while somebody else stops the writers.
+/// What is being done while another party stops the writers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExternalStage {
-    /// Waiting until nobody writes any more.
+    /// Waiting until no client writes any more.
     Waiting,
     /// Both sides are compared.
     Comparing,
 }
 
-/// How a cutover stands whose writers somebody else stops.
+/// The state of a cutover whose writers another party stops.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ExternalShown {
     /// What is being done.
     pub stage: ExternalStage,
-    /// For how long nobody has written, in milliseconds.
+    /// How long no client has written, in milliseconds.
     pub quiet_ms: u64,
-    /// For how long nobody must have written, in milliseconds.
+    /// How long no client may have written, in milliseconds.
     pub wanted_ms: u64,
-    /// The clients that wrote last; empty where the server does not report them.
+    /// The clients that wrote last; empty if the server does not report them.
     pub clients: Vec<WritingClient>,
     /// Some of the keys that were touched last.
     pub keys: Vec<String>,

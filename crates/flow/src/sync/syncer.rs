@@ -33,7 +33,7 @@ pub(super) struct Syncer {
     pub(super) sources: Vec<Source>,
     /// Slots to be reconciled.
     pub(super) suspects: SlotSet,
-    /// The topologies by which slots that moved are found.
+    /// The topologies that show which slots moved.
     pub(super) seen: (Arc<Topology>, Arc<Topology>),
     pub(super) reconciled_slots: u64,
     pub(super) back: Option<Back>,
@@ -48,7 +48,7 @@ pub(super) struct Syncer {
 }
 
 impl Syncer {
-    /// One round of all primaries at the same time. What came of it is what came of the worst.
+    /// One round of all primaries at the same time. Its result is the worst of theirs.
     pub(super) async fn rounds(&mut self) -> Result<Round> {
         let round = |mut source: Source| async move {
             let outcome = source.round(true).await;
@@ -83,7 +83,7 @@ impl Syncer {
         failure.map_or(Ok(outcomes), Err)
     }
 
-    /// Transfers what was written before this was called; true where nothing is left or in doubt.
+    /// Transfers what was written before this was called; true if nothing is left or in doubt.
     pub(super) async fn catch_up(&mut self) -> Result<bool> {
         if !self.read_backlogs().await? {
             return Ok(false);
@@ -93,7 +93,7 @@ impl Syncer {
     }
 
     /// Waits until every feed has reported what its server did before this was called, and transfers that
-    /// meanwhile. False where one has ended, or the user stopped it.
+    /// meanwhile. False if one has ended, or the user stopped it.
     async fn read_backlogs(&mut self) -> Result<bool> {
         let shared = self.shared.clone();
         for feed in self.sources.iter().map(|source| source.feed.clone()).collect::<Vec<_>>() {
@@ -124,7 +124,7 @@ impl Syncer {
         Ok(true)
     }
 
-    /// All that has to be gone through again: what was found before, and what has come to it since.
+    /// All that has to be gone through again: what was found before, and what was added since.
     pub(super) fn all_suspects(&self) -> SlotSet {
         self.suspects.union(&self.shared.suspects.all())
     }
@@ -138,7 +138,7 @@ impl Syncer {
         crate::functions::copy(source, target, copy::Existing::Replace).await.map(drop)
     }
 
-    /// Writes down how far it is, where the disk has room.
+    /// Writes down how far it is, if the disk has room.
     pub(super) fn save(&mut self) -> Result<()> {
         self.take_positions();
         self.write_down()

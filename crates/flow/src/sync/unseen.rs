@@ -14,7 +14,7 @@ use crate::modules::VECTOR_SET;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 use crate::verify::{BATCH_KEYS_MAX, Comparer};
 
-/// Keys: of which shard of the source and which of its databases.
+/// Keys, with their shard of the source and their database.
 type Found = Vec<(String, u32, Vec<Bytes>)>;
 
 /// Keys that may have changed unseen.
@@ -43,8 +43,8 @@ impl Unseen {
 }
 
 impl Syncer {
-    /// Finds them. It goes through all keys, so it is done while nobody is paused; a key that is made
-    /// afterwards is followed as every other one.
+    /// Finds them. It goes through all keys, so it is done while no client is paused; a key that is created
+    /// afterwards is followed like any other.
     pub(super) async fn unseen(&mut self) -> Result<Unseen> {
         let of_shard = |source: Source| async move {
             let found = async { Ok((streams_of(&source).await?, vectors_of(&source).await?)) };
@@ -70,7 +70,7 @@ impl Syncer {
         self.carry_consumers(&unseen.streams).await
     }
 
-    /// Transfers those again of which the target has other groups or fewer consumers.
+    /// Transfers again the streams for which the target has other groups or fewer consumers.
     async fn carry_consumers(&mut self, streams: &Found) -> Result<()> {
         let shared = self.shared.clone();
         for (shard_id, db, keys) in streams {
@@ -90,7 +90,7 @@ impl Syncer {
     }
 
     /// Keys of types that the feed may not have seen changes of are transferred once more: streams, for their
-    /// consumer groups, where it is no replication link. Returns how many there were.
+    /// consumer groups, if it is no replication link. Returns how many there were.
     pub(super) async fn carry_unseen_types(&mut self) -> Result<u64> {
         let shared = self.shared.clone();
         let mut carried = 0;
@@ -122,7 +122,7 @@ pub(super) async fn is_of_unseen_type(source: &Source, db: u32, key: &Bytes) -> 
     }
     let mut link = source.shared.source.open(source.feed.address(), db).await?;
     let reply = link.ask(&[b"TYPE", key]).await?;
-    // Where it is refused, the slot has moved for example, it is not known.
+    // If it is refused, for example because the slot has moved, the type is not known.
     Ok(reply.as_str().is_none_or(|name| types.contains(&name)))
 }
 
@@ -135,7 +135,7 @@ fn scan(source: &Source, db: u32, type_name: &str) -> KeyScan {
     KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None)
 }
 
-/// The vector sets of a primary, where it has such, and its feed is one by replication. Tracking sees all of
+/// The vector sets of a primary, if it has such, and its feed is one by replication. Tracking sees all of
 /// their changes, and notifications none: they are one of its unseen types.
 async fn vectors_of(source: &Source) -> Result<Found> {
     let shared = &source.shared;

@@ -29,7 +29,7 @@ const SMALL_BYTES: u64 = 16 << 10;
 /// A hash with more fields is not looked into for whether all of them are due.
 const DUE_FIELDS_MAX: u64 = 1_000;
 
-/// How often a key that changes while it is compared is looked at.
+/// How often a key that changes while it is compared is read.
 const TRIES_MAX: u32 = 5;
 
 impl Pair {
@@ -57,7 +57,7 @@ impl Pair {
         Ok(cases)
     }
 
-    /// As [`Pair::compare`]. What changes while it is compared is looked at again, some times.
+    /// As [`Pair::compare`]. A key that changes while it is compared is compared again, a few times.
     ///
     /// # Errors
     /// As [`Pair::compare`].
@@ -162,8 +162,8 @@ impl Pair {
         Ok(())
     }
 
-    /// A hash of which every field is due is equal to none: a server that is paused keeps it, and one server
-    /// shows a field in the millisecond in which another has removed it.
+    /// A hash whose fields are all due to expire equals a missing one: a server that is paused keeps it, and
+    /// one server shows a field in the millisecond in which another has removed it.
     async fn forgive_emptied(
         &mut self,
         cases: &mut [Case],
@@ -299,8 +299,8 @@ impl Pair {
         Ok(long)
     }
 
-    /// Strings of which the head was not all: by length first, then whole where they are short enough,
-    /// several at a time; longer ones in windows.
+    /// Strings that are longer than the head that was read: by length first, then whole if they are short
+    /// enough, several at a time; longer ones in windows.
     async fn long_strings(&mut self, cases: &mut [Case], indices: &[usize]) -> Result<()> {
         let requests: Vec<Request> = indices.iter().map(|&i| Request::on("STRLEN", &cases[i].key)).collect();
         let (source, target) = self.both(&requests).await?;
@@ -359,7 +359,7 @@ impl Pair {
                 Err(fault) => closed(&mut cases[index], Err(fault))?,
             }
         }
-        // All elements are looked at: few enough, and an estimate could miss the one that is large.
+        // All elements are looked at: few enough, and an estimate could miss the large one.
         let requests: Vec<Request> =
             small.iter().map(|&i| Request::on("MEMORY USAGE", &cases[i].key).arg("SAMPLES").int(0)).collect();
         let (source, target) = self.both(&requests).await?;
@@ -472,7 +472,7 @@ fn judge_strings(case: &mut Case, source: &[u8], target: &[u8]) {
     }
 }
 
-/// Whether these are HyperLogLogs that count the same, where one side has not worked out its count: `PFCOUNT`
+/// Whether these are HyperLogLogs that count the same, if one side has not worked out its count: `PFCOUNT`
 /// only reads, and keeps in the value what it has worked out.
 fn same_registers(source: &[u8], target: &[u8]) -> bool {
     /// A magic with the encoding and three unused bytes; whether the count is unknown, which the highest bit
@@ -532,7 +532,7 @@ fn same_collection(kind: Option<&KeyType>, source: &[Bytes], target: &[Bytes]) -
 /// What `PEXPIRETIME` and `PTTL` say of a key that does not exist.
 const NO_KEY: i64 = -2;
 
-/// How often a server without `PEXPIRETIME` is asked when a key expires, where its clock goes on meanwhile.
+/// How often a server without `PEXPIRETIME` is asked when a key expires, if its clock goes on meanwhile.
 const LOOKS_MAX: usize = 8;
 
 /// Asks for type and expiry of `keys`.
@@ -596,7 +596,7 @@ async fn metas_once(peer: &mut Peer, keys: &[Bytes]) -> Result<Vec<Option<Meta>>
     Ok(metas)
 }
 
-/// For commands that take keys of any type, none of which can shift.
+/// For commands that take keys of any type, and that cannot shift.
 fn fatal<T>(outcome: Result<T, Fault>, peer: &Peer, command: &'static str) -> Result<T> {
     outcome.map_err(|fault| match fault {
         Fault::Fatal(e) => e,

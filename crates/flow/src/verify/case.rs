@@ -51,8 +51,8 @@ impl KeyType {
     }
 }
 
-/// When a key expires: between `from_ms` and `to_ms`, Unix time. They are the same where the server reports
-/// it exactly.
+/// When a key expires: between `from_ms` and `to_ms`, Unix time. They are the same if the server reports it
+/// exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Expiry {
     pub from_ms: u64,
@@ -110,7 +110,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// A key of which nothing is known.
+    /// A key about which nothing is known.
     pub fn new(key: Bytes) -> Case {
         let bytes = key.len() as u64;
         Case {
@@ -145,7 +145,7 @@ impl Case {
 
     /// Compares two expiry times.
     pub fn judge_expiry(&mut self, source: Option<Expiry>, target: Option<Expiry>, tolerance_ms: u64) {
-        // Where a server reports no exact time, an unchanged key looks a little different each time.
+        // If a server reports no exact time, an unchanged key looks a little different each time.
         let exact = |e: Option<Expiry>| e.map_or(0, |e| if e.from_ms == e.to_ms { e.to_ms } else { 1 });
         self.saw_digests(exact(source), exact(target));
         match (source, target) {
@@ -221,7 +221,7 @@ pub(super) fn strings(peer: &Peer, command: &'static str, reply: Value) -> Resul
     strings.ok_or_else(|| Fault::Fatal(peer.unexpected(command)))
 }
 
-/// A reply that is a string. Null, where the key is gone, is a shift.
+/// A reply that is a string. Null, if the key is gone, is a shift.
 pub(super) fn string(peer: &Peer, command: &'static str, reply: Value) -> Result<Bytes, Fault> {
     let reply = sound(peer, command, reply)?;
     if reply.is_null() {

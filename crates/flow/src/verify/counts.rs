@@ -10,7 +10,7 @@ use super::options::VerifyOptions;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
-/// Counts the keys of one pair of databases, again where the counts differ, until they agree or hold still.
+/// Counts the keys of one pair of databases, again if the counts differ, until they agree or hold still.
 pub(super) async fn settled_counts(
     source: &Arc<Deployment>,
     target: &Arc<Deployment>,

@@ -143,7 +143,7 @@ fn digest(name: &[u8], value: &[u8]) -> u64 {
 
 impl Pair {
     /// A hash, a set or a sorted set: every element of the source is looked up on the target. With equal
-    /// cardinalities that is all; else the other way round as well.
+    /// cardinalities that is enough; else the other way round as well.
     pub(super) async fn unordered(&mut self, case: &mut Case) -> Result<(), Fault> {
         let Some(kind) = case.kind.clone() else { return Ok(()) };
         let (source_count, target_count) = self.counts(case, cardinality_command(Some(&kind))).await?;
@@ -221,7 +221,7 @@ impl Pair {
             let Some((ours_end, theirs_end)) = &expiries else { return false };
             ours_end[at] >= 0 && (theirs.is_null() || theirs_end[at] == -2)
         };
-        // Where the target has removed a field, the source may show it until the next millisecond.
+        // If the target has removed a field, the source may show it until the next millisecond.
         let due = if theirs.iter().enumerate().any(|(at, theirs)| ends_apart(at, theirs)) {
             self.due(true, &case.key, &names).await?
         } else {
@@ -283,7 +283,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The expiry times of fields on both sides; `None` where neither side knows any.
+    /// The expiry times of fields on both sides; `None` if neither side knows any.
     async fn field_expiries_of(
         &mut self,
         key: &Bytes,
@@ -418,8 +418,8 @@ impl Pair {
         Ok(())
     }
 
-    /// A value that only a module understands: equal where it serialises to the same bytes. Where it does
-    /// not, nothing is known: a module may serialise the same value in several ways.
+    /// A value that only a module understands: equal if it serialises to the same bytes. If it does not,
+    /// nothing is known: a module may serialise the same value in several ways.
     pub(super) async fn payload(&mut self, case: &mut Case) -> Result<(), Fault> {
         if case.verdict == Verdict::Equal {
             case.verdict = Verdict::Opaque;

@@ -11,7 +11,7 @@ fn requests(keys: &[Bytes]) -> Vec<Request> {
     keys.iter().map(|key| Request::on("XINFO GROUPS", key)).collect()
 }
 
-/// Each group's name and how many consumers it has, by name; none where the key is no stream any more.
+/// Each group's name and how many consumers it has, by name; none if the key is no stream any more.
 fn groups_of(reply: &Value) -> Vec<(Option<&Bytes>, Option<i64>)> {
     let mut groups: Vec<_> = reply
         .as_items()
@@ -33,7 +33,7 @@ pub(super) async fn with_groups(peer: &mut Peer, keys: &[Bytes]) -> Result<Vec<B
     Ok(found.map(|(key, _)| key.clone()).collect())
 }
 
-/// Those of `keys` of which the target has other groups, or groups with more or fewer consumers.
+/// Those of `keys` for which the target has other groups, or groups with more or fewer consumers.
 pub(super) async fn with_other_groups(pair: &mut Pair, keys: &[Bytes]) -> Result<Vec<Bytes>> {
     let (ours, theirs) = pair.both(&requests(keys)).await?;
     let sides = keys.iter().zip(ours.iter().zip(&theirs));

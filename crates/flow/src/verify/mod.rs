@@ -16,8 +16,8 @@
 //! - `report` is what comes out;
 //! - `resume` writes down how far it is.
 //!
-//! **Architecture invariant:** nothing here shares code with the transfer of keys, but for the scan that
-//! lists names. A mistake there cannot hide here.
+//! **Architecture invariant:** nothing here shares code with the transfer of keys, except the scan that lists
+//! names. A mistake there cannot hide here.
 
 mod batch;
 mod case;
@@ -72,8 +72,8 @@ pub async fn verify(
 /// everything is compared.
 ///
 /// # Errors
-/// As [`verify`]; `Own` where the journal cannot be written; `Unfit` where slots have moved since a
-/// verification that is to go on began, and of a sample of a number of keys, which is not journaled.
+/// As [`verify`]; `Own` if the journal cannot be written; `Unfit` if slots have moved since a verification
+/// that is to go on began, and of a sample of a number of keys, which is not journaled.
 pub async fn verify_with_journal(
     source: Arc<Deployment>,
     target: Arc<Deployment>,
@@ -107,7 +107,7 @@ pub fn check_comparable(side: &Deployment) -> Result<()> {
 }
 
 /// Whether `key` has the same type, value and expiry in `source_db` of the source and in `target_db` of the
-/// target, however the servers encode it. True as well where the source does not have it any more.
+/// target, however the servers encode it. Also true if the source does not have it any more.
 ///
 /// # Errors
 /// What keeps it from reading either side and does not pass by itself.

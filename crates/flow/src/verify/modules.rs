@@ -20,7 +20,7 @@ const DOCUMENT_BYTES_MAX: u64 = 64 << 20;
 const SAMPLES: u64 = 1_000;
 
 /// What is compared of a series besides its samples. Its compaction rules are not: no copy has them before
-/// somebody makes them anew.
+/// somebody creates them again.
 const SERIES_FIELDS: [(&str, &str); 3] =
     [("retentionTime", "retention"), ("duplicatePolicy", "policy for duplicates"), ("labels", "labels")];
 
@@ -39,7 +39,7 @@ impl Pair {
         if is_compared { Ok(()) } else { self.payload(case).await }
     }
 
-    /// Asks both sides; `None` where one of them does not let us.
+    /// Asks both sides; `None` if one of them does not let us.
     async fn ask_modules(&mut self, request: Request) -> Result<Option<(Value, Value)>, Fault> {
         let command = request.command();
         let requests = [request];
@@ -171,7 +171,7 @@ fn is_about_no_key(text: &str) -> bool {
     ["does not exist", "doesn't exist", "not found", "no such key"].iter().any(|said| text.contains(said))
 }
 
-/// A string; null, where the key is gone, is a shift.
+/// A string; null, if the key is gone, is a shift.
 fn text(peer: &Peer, command: &'static str, reply: Value) -> Result<Bytes, Fault> {
     if reply.is_null() {
         return Err(Fault::Shifted);
@@ -189,7 +189,7 @@ fn samples(peer: &Peer, reply: Value) -> Result<Vec<(i64, u64)>, Fault> {
     samples.ok_or_else(|| Fault::Fatal(peer.unexpected("TS.RANGE")))
 }
 
-/// A part of a filter, and where the next one begins.
+/// A part of a filter, and the position where the next one begins.
 fn part(peer: &Peer, command: &'static str, reply: Value) -> Result<(u64, Bytes), Fault> {
     let read = |reply: Value| {
         let mut items = reply.into_items()?.into_iter();
@@ -200,7 +200,7 @@ fn part(peer: &Peer, command: &'static str, reply: Value) -> Result<(u64, Bytes)
     read(reply).ok_or_else(|| Fault::Fatal(peer.unexpected(command)))
 }
 
-/// The path of the first place where two documents differ. The order of members counts for nothing.
+/// The path of the first place where two documents differ. The order of members does not count.
 fn first_difference(ours: &Json, theirs: &Json, path: &str) -> Option<String> {
     match (ours, theirs) {
         (Json::Object(a), Json::Object(b)) => {

@@ -17,7 +17,7 @@ use crate::retry::Backoff;
 /// How often keys of slots that have moved meanwhile are compared once more.
 const MOVES_FOLLOWED_MAX: u32 = 3;
 
-/// What becomes of keys in slots that have moved where nobody compares them once more.
+/// What happens to keys in slots that have moved if they are not compared once more.
 const OVERLOOKED: &str = "keys in them may have been overlooked";
 
 /// How many nodes are asked whether slots have moved.
@@ -26,7 +26,7 @@ const VIEWS_MAX: usize = 8;
 /// How long a verification that is stopped asks whether slots have moved.
 const STOPPED_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is asked where slots are while keys are compared, and how long an answer may take.
+/// How often to ask where slots are while keys are compared, and how long an answer may take.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 const LOOK_WITHIN: Duration = Duration::from_secs(5);
 
@@ -38,7 +38,7 @@ type Moves = [(&'static str, SlotSet); 2];
 
 impl Run {
     /// Compares everything, and then keys of slots that have moved to another shard meanwhile, or are on the
-    /// move: from one that was not read yet to one that was, for example.
+    /// move: for example from a shard that was not read yet to a shard that was.
     pub(super) async fn all_and_what_moves(self: &Arc<Self>, mut before: Topologies) -> Result<()> {
         if !self.options.follow_moves {
             return self.all().await;
@@ -83,7 +83,7 @@ impl Run {
 
     /// Notes which slots have moved until a verification was stopped, as far as that is found out at once.
     pub(super) async fn note_moves_at_stop(&self, before: &Topologies) -> Result<()> {
-        // Who stops it does not wait for servers that do not answer.
+        // Stopping it does not wait for servers that do not answer.
         let looking = tokio::time::timeout(STOPPED_LOOK_MAX, self.moves_since(before));
         let moves = match looking.await {
             Ok(Ok((_, moves))) => moves,
@@ -107,9 +107,9 @@ impl Run {
         Ok(((source, target), moves))
     }
 
-    /// Does some work, and sees meanwhile which slots are elsewhere than `before`: one that goes to another
-    /// shard and comes back would look at the end as if it had stayed. It sees those that are away for longer
-    /// than [`WATCH_PERIOD`], while the nodes answer.
+    /// Does some work, and sees meanwhile which slots are elsewhere than `before`: a slot that goes to
+    /// another shard and comes back would look at the end as if it had stayed. This sees slots that are away
+    /// for longer than [`WATCH_PERIOD`], while the nodes answer.
     async fn while_watched(&self, before: &Topologies, work: impl Future<Output = Result<()>>) -> Result<()> {
         tokio::select! {
             outcome = work => outcome,
@@ -118,7 +118,7 @@ impl Run {
         }
     }
 
-    /// Watches a side, until it cannot be written down that nobody can go on from here.
+    /// Watches a side, until it fails to write down that no run can go on from here.
     async fn watch_side(&self, side: usize, deployment: &Deployment, before: &Topology) -> Result<()> {
         if !before.cluster {
             return std::future::pending().await;
@@ -162,7 +162,7 @@ impl Run {
                 Ok(open) => return Ok(open),
                 Err(e) => backoff.pause(e).await?,
             }
-            // Of a primary that is gone nobody hears; another one has its slots by now.
+            // A primary that is gone is not heard from; another one has its slots by now.
             self.refreshed(deployment).await?;
         }
     }

@@ -54,8 +54,8 @@ impl Scope {
 /// How long a key that looks different gets to settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settle {
-    /// How often it is looked at again at most. With 0, the first look decides, which suits sides that nobody
-    /// writes to.
+    /// How often a difference is checked again at most. With 0, the first look decides, which suits sides
+    /// that no client writes to.
     pub rounds: u32,
     /// The pause before the first time. Each further one is longer by as much.
     pub pause_ms: u64,
@@ -86,7 +86,7 @@ pub struct VerifyOptions {
     pub scope: Scope,
     /// The keys in question, by name and slot. Applied on both sides.
     pub selection: Selection,
-    /// The types in question, as `TYPE` names them; all where it is empty. The source's type counts.
+    /// The types in question, as `TYPE` names them; all if it is empty. The source's type counts.
     pub types: Vec<String>,
     /// Pairs of a source database and a target database.
     pub dbs: Vec<(u32, u32)>,
@@ -110,7 +110,7 @@ pub struct VerifyOptions {
     /// Look for keys of the target that the source does not have. With a sample, those of the sample are
     /// looked for.
     pub check_extra: bool,
-    /// Compare keys of slots once more that move meanwhile. Not for who looks after moves by itself.
+    /// Compare keys of slots once more that move meanwhile. Not for callers that look after moves themselves.
     pub follow_moves: bool,
     /// How many keys are looked at per second, at most.
     pub rates: Rates,
@@ -161,7 +161,7 @@ impl VerifyOptions {
 pub struct VerifyProgress {
     /// Keys of the source that were looked at.
     pub compared: AtomicU64,
-    /// Keys found to differ, to be missing or to be extra, for good.
+    /// Keys finally found to differ, to be missing or to be extra.
     pub differing: AtomicU64,
     /// Bytes compared.
     pub bytes: AtomicU64,
@@ -172,7 +172,7 @@ pub struct VerifyProgress {
     /// How many keys the source has in the databases in question; 0 until it is known. Once all are compared,
     /// how many that were.
     pub total_estimate: AtomicU64,
-    /// The same of the target, where its keys are looked for on the source; else 0.
+    /// The same of the target, if its keys are looked for on the source; else 0.
     pub extra_estimate: AtomicU64,
     /// Whether the journal's disk has room.
     pub disk: DiskFull,

@@ -50,7 +50,7 @@ impl Pair {
     }
 }
 
-/// Where two strings of the same length part, when `source` and `target` start at `offset`.
+/// Where two strings of the same length differ first, when `source` and `target` start at `offset`.
 pub(super) fn position_text(source: &[u8], target: &[u8], offset: u64, length: u64) -> String {
     let at = source.iter().zip(target).position(|(s, t)| s != t).unwrap_or(0);
     format!("first different byte at {} of {length}", offset + at as u64)
@@ -74,8 +74,8 @@ pub(super) fn cardinality_command(kind: Option<&KeyType>) -> &'static str {
 /// What `HPEXPIRETIME` says of a field that does not exist.
 const NO_FIELD: i64 = -2;
 
-/// The expiry times of fields of several hashes, as `HPEXPIRETIME` reports them: -1 where there is none,
-/// -2 where there is no such field. A server without them has none.
+/// The expiry times of fields of several hashes, as `HPEXPIRETIME` reports them: -1 if there is none, -2 if
+/// there is no such field. A server without them has none.
 pub(super) async fn field_expiries(
     peer: &mut Peer,
     hashes: &[(Bytes, &[Bytes])],

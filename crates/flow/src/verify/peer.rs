@@ -14,7 +14,7 @@ use whimbrel_wire::value::Value;
 
 use crate::retry::{Backoff, RetryPolicy};
 
-/// A command about one key, or one that has to reach the owner of that key.
+/// A command about one key, or a command that has to reach the owner of that key.
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     command: &'static str,
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// Where a redirection sent one request.
+/// The node that a redirection sent one request to.
 #[derive(Debug)]
 struct Detour {
     to: Address,
@@ -137,7 +137,7 @@ impl Peer {
     }
 
     /// Asks everything that is pending once, all nodes at the same time. Returns what went wrong last; a
-    /// redirection only where nothing else did.
+    /// redirection only if nothing else did.
     async fn round(
         &mut self,
         requests: &[Request],

@@ -49,10 +49,10 @@ pub enum DifferenceKind {
 pub struct Difference {
     /// The database on the source.
     pub db: u32,
-    /// The key as text for people: what is not printable is escaped, a very long name is cut. `None` where
-    /// the difference is one of a whole database.
+    /// The key as text for people: what is not printable is escaped, a very long name is cut. `None` if the
+    /// difference is one of a whole database.
     pub key: Option<String>,
-    /// The key's bytes in hexadecimal, where `key` is not the name itself.
+    /// The key's bytes in hexadecimal, if `key` is not the name itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_hex: Option<String>,
     /// How it differs.
@@ -83,7 +83,7 @@ pub struct Tally {
     pub gone: u64,
     /// Keys of another type than those selected.
     pub skipped: u64,
-    /// Keys counted as equal of which not all of the content could be compared: values that only a module
+    /// Keys counted as equal although not all of their content could be compared: values that only a module
     /// understands, and large vector sets.
     pub opaque: u64,
     /// Keys of the target that were looked for on the source.
@@ -115,7 +115,7 @@ pub struct DbReport {
     pub source_db: u32,
     /// The database on the target.
     pub target_db: u32,
-    /// Keys counted on the source, where only counts were asked for.
+    /// Keys counted on the source, if only counts were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_keys: Option<u64>,
     /// Keys counted on the target, likewise.
@@ -140,7 +140,7 @@ pub struct VerifyReport {
     pub kinds: BTreeMap<DifferenceKind, u64>,
     /// The differences, up to the number that was asked for.
     pub differences: Vec<Difference>,
-    /// True where there are more differences than `differences` holds.
+    /// True if there are more differences than `differences` holds.
     pub differences_cut: bool,
     /// The names of unstable keys, up to the number of differences that was asked for, escaped like
     /// [`Difference::key`].
@@ -151,19 +151,19 @@ pub struct VerifyReport {
     pub notes: Vec<String>,
     /// Slots that kept moving to other shards: some of their keys may not have been compared.
     pub unproven_slots: u64,
-    /// True where the run was stopped before everything was compared.
+    /// True if the run was stopped before everything was compared.
     pub stopped_early: bool,
     /// How long it took.
     pub duration_ms: u64,
 }
 
 impl VerifyReport {
-    /// True where everything in scope was compared, and no key differs, is missing, extra or unstable.
+    /// True if everything in scope was compared, and no key differs, is missing, extra or unstable.
     pub fn is_equal(&self) -> bool {
         self.unproven_slots == 0 && self.has_no_difference()
     }
 
-    /// True where no key was found to differ, but slots kept moving: keys in them may have been overlooked.
+    /// True if no key was found to differ, but slots kept moving: keys in them may have been overlooked.
     pub fn is_unproven(&self) -> bool {
         self.unproven_slots > 0 && self.has_no_difference()
     }
@@ -209,7 +209,7 @@ pub(super) struct Ledger {
     differences_max: usize,
     differences_cut: bool,
     unstable_keys: Vec<String>,
-    /// Not written down: in a verification that was gone on with, a key that `SCAN` named before as well may
+    /// Not written down: in a verification that was continued, a key that `SCAN` named before as well may
     /// count twice.
     #[serde(skip)]
     seen: HashSet<u128>,
@@ -249,7 +249,7 @@ impl Ledger {
         &mut self.dbs[index].tally
     }
 
-    /// Notes a key that differs. False where it was noted before.
+    /// Notes a key that differs. False if it was noted before.
     pub fn differs(&mut self, index: usize, key: &Bytes, findings: Vec<Finding>) -> bool {
         if !self.first_time(index, key) {
             return false;
@@ -329,7 +329,7 @@ const NAME_SHOWN_BYTES: usize = 64;
 /// end.
 const KEY_HEX_BYTES_MAX: usize = 64 << 10;
 
-/// The key for people, and in hexadecimal where that is not the same.
+/// The key for people, and in hexadecimal if that is not the same.
 fn key_text(key: &[u8]) -> (String, Option<String>) {
     let text = escape(key, KEY_SHOWN_BYTES);
     let same = text.as_bytes() == key;

@@ -18,7 +18,7 @@ use whimbrel_engine::remedy::Remedy;
 use super::report::Ledger;
 use crate::journal::{DiskFull, Journal, UnitMark};
 
-/// How often it is looked whether all keys that were read are decided.
+/// How often to check whether all keys that were read are decided.
 const POLL: Duration = Duration::from_millis(10);
 
 /// In the layout of a verification after whose beginning slots have moved. No shard is called so.
@@ -41,11 +41,12 @@ pub(super) struct Checkpoints {
     journal: Mutex<Journal<VerifyState>>,
     units: Mutex<BTreeMap<String, UnitMark>>,
     layout: BTreeMap<String, String>,
-    /// Held by those who hand a page of keys on, and alone by the one who writes the journal.
+    /// Held, shared, by tasks that hand a page of keys on, and exclusively by the task that writes the
+    /// journal.
     gate: RwLock<()>,
     /// Batches of keys that are not decided.
     open: AtomicU64,
-    /// Nobody can go on from here: nothing more is written down.
+    /// No run can go on from here: nothing more is written down.
     is_given_up: AtomicBool,
 }
 
@@ -53,8 +54,8 @@ impl Checkpoints {
     /// Goes on with what the journal holds, or begins. What was found before is the second part.
     ///
     /// # Errors
-    /// `Unfit` where slots have moved since it began: how far their keys were read nobody knows. `Own` where
-    /// the journal cannot be written.
+    /// `Unfit` if slots have moved since it began: how far their keys were read is unknown. `Own` if the
+    /// journal cannot be written.
     pub fn new(
         mut journal: Journal<VerifyState>,
         source: &Deployment,
@@ -101,7 +102,7 @@ impl Checkpoints {
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Slots have moved since it began. Nobody can go on from here, also if the slots are back by then.
+    /// Slots have moved since it began. No run can go on from here, even if the slots are back by then.
     ///
     /// # Errors
     /// As [`Journal::checkpoint`].
@@ -139,7 +140,7 @@ impl Checkpoints {
     /// The verification is complete: the journal is removed.
     ///
     /// # Errors
-    /// `Own` where it cannot be removed.
+    /// `Own` if it cannot be removed.
     pub fn finish(self) -> Result<()> {
         self.journal.into_inner().finish()
     }

@@ -50,7 +50,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Of these slots alone, of which it is this percentage of the keys.
+    /// Of these slots alone; they are this percentage of the keys.
     pub(super) fn of_slots(percent: f64, slots: SlotSet) -> Sample {
         Sample { only: Some(slots), ..Sample::percent(percent, u64::MAX) }
     }
@@ -127,7 +127,7 @@ impl Run {
     pub async fn verify(self, stop: CancellationToken) -> Result<VerifyReport> {
         let started = Instant::now();
         let run = Arc::new(self);
-        // Nobody asks for the topology in between, unless a request is redirected.
+        // Nothing asks for the topology in between, unless a request is redirected.
         let topologies = (run.source.refresh().await?, run.target.refresh().await?);
         let watched = |deployment: &Arc<Deployment>| {
             let (deployment, written) = (deployment.clone(), Written::None);
@@ -155,7 +155,7 @@ impl Run {
         let unsettled = if stopped_early { run.progress.rechecking.load(Ordering::Relaxed) } else { 0 };
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let report = run.ledger().report(unsettled, stopped_early, duration_ms);
-        // All tasks have ended: nobody else has it.
+        // All tasks have ended: nothing else has it.
         if let (false, Some(Run { checkpoints: Some(checkpoints), .. })) =
             (stopped_early, Arc::into_inner(run))
         {
@@ -210,7 +210,7 @@ impl Run {
             Scope::SamplePercent(percent) => Sample::percent(percent, u64::MAX),
             Scope::SampleKeys(keys) => {
                 let whole = self.options.selection.is_everything() && self.options.types.is_empty();
-                // Of a selection nobody knows the size: the first keys are taken, and since servers hand keys
+                // The size of a selection is unknown: the first keys are taken, and since servers hand keys
                 // out in the order of a keyed hash, they are as good a sample as any.
                 let percent = if whole && total > 0 { keys as f64 / total as f64 * 100.0 } else { 100.0 };
                 Sample::percent(percent, keys)
@@ -235,7 +235,7 @@ impl Run {
             let (run, suspects) = (self.clone(), suspects.clone());
             tasks.spawn(async move { run.recheck(index, &suspects).await });
         }
-        // Only the workers keep it: when they are gone, nobody waits for room in the channel.
+        // Only the workers keep it: when they are gone, nothing waits for room in the channel.
         drop(inbox);
         let (run, sample) = (self.clone(), sample.clone());
         tasks.spawn(async move { run.feed(index, &sample, jobs).await });
@@ -328,7 +328,7 @@ impl Run {
                     if !self.options.selection.admits(&key) || !sample.admits(&key) {
                         continue;
                     }
-                    // A copy: the slice would keep a page alive of which most was left out.
+                    // A copy: the slice would keep a page alive although most of it was left out.
                     batch.push(Bytes::copy_from_slice(&key));
                 } else {
                     batch.push(key);
@@ -349,7 +349,7 @@ impl Run {
         Ok(())
     }
 
-    /// Hands a batch to the workers. False where no more are wanted.
+    /// Hands a batch to the workers. False if no more are wanted.
     async fn send(
         &self,
         batch: &mut Vec<Bytes>,

@@ -22,7 +22,7 @@ const ID_MAX: (u64, u64) = (u64::MAX, u64::MAX);
 #[derive(Debug, PartialEq)]
 struct Group {
     last_delivered_id: Option<Value>,
-    /// `None` where the server does not report it; null where it does not know.
+    /// `None` if the server does not report it; null if it does not know.
     entries_read: Option<Value>,
 }
 
@@ -62,7 +62,7 @@ impl Pair {
         Ok(())
     }
 
-    /// All entries, up to the first that differs. True where one does.
+    /// All entries, up to the first that differs. True if one does.
     async fn entries(&mut self, case: &mut Case) -> Result<bool, Fault> {
         let command = "XRANGE";
         let mut steps = Steps::new(self.rules.chunk_bytes);
@@ -222,7 +222,7 @@ fn id_of(entry: &Value) -> Option<(u64, u64)> {
     Some((ms.parse().ok()?, seq.parse().ok()?))
 }
 
-/// Where the window after `entry` starts.
+/// The start of the window after `entry`.
 fn after(entry: &Value) -> Option<Bytes> {
     // Not `(` and the id of the entry, which servers before Redis 6.2 do not know.
     let (ms, seq) = id_of(entry)?;

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
-/// How many keys may wait. Where there are more, finding further ones has to wait.
+/// How many keys may wait. If there are more, finding further ones has to wait.
 const SUSPECTS_MAX: usize = 16 << 10;
 
 /// A key that looked different, and how it looked.
@@ -36,7 +36,7 @@ pub(super) struct Suspects {
 struct Inner {
     waiting: BTreeMap<(Instant, u64), Suspect>,
     next_id: u64,
-    /// Who may still add keys.
+    /// How many tasks may still add keys.
     producers: usize,
 }
 

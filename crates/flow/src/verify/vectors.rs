@@ -21,7 +21,7 @@ const ELEMENTS_MAX: u64 = 4_096;
 const LOOKUP_MAX: usize = 128;
 
 impl Pair {
-    /// A vector set. Where only a part was compared, the verdict is `Opaque`.
+    /// A vector set. If only a part was compared, the verdict is `Opaque`.
     pub(super) async fn vector_set(&mut self, case: &mut Case) -> Result<(), Fault> {
         for (command, of) in [("VDIM", "dimensions"), ("VCARD", "elements")] {
             let (source, target) = self.both_once(Request::on(command, &case.key)).await?;

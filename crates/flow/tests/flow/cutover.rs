@@ -328,10 +328,10 @@ async fn a_fence_is_known_after_its_sync_was_given_up(engine: Engine) {
     let pair = Pair::start(engine);
     let folder = pair.folder.path();
     pair.has_followed(json!({})).await;
-    FenceNote::refuse_to_forget(folder, "fenced").expect("there is no fence");
+    FenceNote::refuse_to_forget(folder, "fenced", false).expect("there is no fence");
     pair.has_followed(json!({ "cut_over": fence_of(&pair.source) })).await;
     fence_off(&pair.source);
-    FenceNote::refuse_to_forget(folder, "fenced").expect_err("it would be forgotten");
+    FenceNote::refuse_to_forget(folder, "fenced", false).expect_err("it would be forgotten");
     pair.has_followed(json!({ "cut_over": fence_of(&pair.source), "lift": fence_of(&pair.target) })).await;
     discard(folder, "fenced").expect_err("both sides may be open, and it closes one");
     pair.has_followed(json!({ "cut_over": fence_of(&pair.source) })).await;

@@ -33,7 +33,7 @@ pub struct Facts {
     pub blocking: bool,
     /// It reads or writes data, and is nothing to the connection that it comes on.
     pub is_plain: bool,
-    /// The fewest words that the server takes, the name included; exactly this many where `arity_exact`.
+    /// The fewest words that the server takes, the name included; exactly this many if `arity_exact`.
     pub arity: usize,
     /// Whether more words than `arity` are refused.
     pub arity_exact: bool,
@@ -44,7 +44,7 @@ pub struct Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Positions {
     None,
-    /// From the first to the last (from the end, where negative), each `step`th.
+    /// From the first to the last (from the end, if negative), each `step`th.
     Range {
         first: usize,
         last: i64,
@@ -68,14 +68,14 @@ impl CommandTable {
         CommandTable::of(&reply).ok_or_else(|| link.unexpected("COMMAND", &reply))
     }
 
-    /// By the reply of a server to `COMMAND`; `None` where that cannot be understood.
+    /// By the reply of a server to `COMMAND`; `None` if that cannot be understood.
     pub(crate) fn of(reply: &Value) -> Option<CommandTable> {
         let commands = named_facts(reply.as_items()?);
         (!commands.is_empty()).then_some(CommandTable(commands))
     }
 
-    /// What is known of a command, by its words; of its subcommand where it has such. `None` where the server
-    /// has none of this name.
+    /// What is known of a command, by its words; of its subcommand if it has such. `None` if the server has
+    /// none of this name.
     pub fn facts(&self, words: &[&[u8]]) -> Option<&Facts> {
         let facts = self.0.get(words.first()?)?;
         if facts.subcommands.is_empty() {
@@ -129,7 +129,7 @@ impl Facts {
         let positions = if specs.iter().any(is_beyond_words) {
             Positions::Unknown
         } else if specs.iter().any(|spec| has_flag(spec, b"incomplete")) {
-            // A specification that does not list all keys: where it is so, servers find them by code of the
+            // A specification that does not list all keys: if it is so, servers find them by code of the
             // command's own.
             Positions::Asked
         } else if !specs.is_empty() && specs.iter().all(|spec| has_flag(spec, b"not_key")) {

@@ -36,8 +36,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// What is to be done with a command of `count` words, of which `words` are known so far: all of them, or
-    /// the first two at least.
+    /// What is to be done with a command of `count` words. `words` are known so far: all of them, or at least
+    /// the first two.
     pub fn plan(&self, words: &[&[u8]], count: usize) -> Plan {
         match find_by_words(words).migrating {
             Some(Rule::Refused(why)) => return Plan::Refused(why),

@@ -8,7 +8,7 @@ pub enum Handling {
     Subscribe,
     /// Never answered as a client expects, through any proxy that counts replies: refused.
     Refused(&'static str),
-    /// Passed on, and where keys may move later, something of it is remembered.
+    /// Passed on, and if keys may move later, something of it is remembered.
     Noted(Note),
     /// Passed on as it is.
     Passed,
@@ -68,7 +68,7 @@ pub enum Rule {
     Sort,
     /// As above.
     Copy,
-    /// Runs with the keys that it declares, where that is all of them; else refused.
+    /// Runs with the keys that it declares, if that is all of them; else refused.
     Script,
     /// About scripts and functions themselves: taken where they are run.
     Library,
@@ -133,7 +133,7 @@ pub enum Merge {
     Least,
     /// All elements.
     Union,
-    /// One that is not null.
+    /// A reply that is not null.
     Any,
     /// For each element the least of all.
     Each,

@@ -27,7 +27,7 @@ pub struct Row {
     pub migrating: Option<Rule>,
     /// In front of a cluster.
     pub clustered: Option<ClusterRule>,
-    /// Where the front presents itself as a cluster.
+    /// If the front presents itself as a cluster.
     pub face: Option<FaceRule>,
 }
 
@@ -52,7 +52,7 @@ impl Row {
         Row { face: Some(rule), ..self }
     }
 
-    /// What is said of it before keys move.
+    /// What is said about it before keys move.
     pub(crate) fn handling(&self) -> Handling {
         self.plain.unwrap_or(Handling::Passed)
     }
@@ -209,7 +209,7 @@ static OTHER: Row = row("");
 /// The rows of one first word.
 #[derive(Debug)]
 struct Family {
-    /// Where there is no second word, or another one.
+    /// If there is no second word, or another one.
     other: Row,
     /// By their second words, with what is said of all others.
     seconds: Vec<(&'static str, Row)>,
@@ -244,7 +244,7 @@ fn family(name: &[u8]) -> Option<&'static Family> {
     BY_NAME.get(name)
 }
 
-/// How a command is treated, by its first word and, where there is one, its second.
+/// How a command is treated, by its first word and, if there is one, its second.
 pub fn find(name: &[u8], second: Option<&[u8]>) -> &'static Row {
     let Some(family) = family(name) else { return &OTHER };
     let is_it = |word: &str| second.is_some_and(|second| second.eq_ignore_ascii_case(word.as_bytes()));

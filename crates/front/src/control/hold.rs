@@ -34,8 +34,8 @@ impl Control {
     /// Does what a cutover wants.
     ///
     /// # Errors
-    /// `Options` or `Unfit` where it was not done, and never will be; `Own` where the state cannot be
-    /// written. In each case clients go on where they are.
+    /// `Options` or `Unfit` if it was not done, and never will be; `Own` if the state cannot be written. In
+    /// each case clients go on where they are.
     pub async fn carry_out(self: &Arc<Control>, order: FrontOrder) -> Result<FrontStand> {
         match order {
             FrontOrder::Hold(order) => self.hold(&order).await,
@@ -101,7 +101,7 @@ impl Control {
             self.let_go(&mut tasks);
             return Err(error);
         }
-        // On disk, and nobody has gone on: from here on it cannot fail.
+        // On disk, and no client has gone on: from here on it cannot fail.
         if let Some(connections) = &self.shared.connections {
             connections.close().await;
         }
@@ -111,8 +111,8 @@ impl Control {
         Ok(FrontStand { held_ms, ended: switch.ended, ..self.stands(&tasks)? })
     }
 
-    /// Where that fails the state is what it was, or else what it is to be: then the process that comes next
-    /// would go there, so it has been done.
+    /// If that fails the state is what it was, or else what it is to be: then the next process would go
+    /// there, so it has been done.
     fn write_down(&self, stand: Stand, before: Stand) -> Result<()> {
         let Err(error) = self.state.save(stand) else { return Ok(()) };
         if self.state.save(before).is_err() && self.state.load().is_ok_and(|found| found == stand) {
@@ -127,7 +127,7 @@ impl Control {
         self.stages.open(self.stages.migration());
     }
 
-    /// How far the front is, where all clients are at one server.
+    /// How far the front is, if all clients are at one server.
     fn resting_stand(&self, tasks: &Tasks) -> Result<Stand> {
         match self.stages.migration() {
             _ if tasks.is_finished => Err(refuse(TRIED, "the front was finished", "run it anew")),
@@ -143,7 +143,7 @@ impl Control {
         }
     }
 
-    /// Looks at both servers: they have to be those that the sync is about. Nobody is held meanwhile.
+    /// Looks at both servers: they have to be those that the sync is about. No client is held meanwhile.
     async fn prepare(&self, order: &HoldOrder, before: Stand) -> Result<Switch> {
         let reversals = match before.phase {
             Phase::Done => before.reversals + 1,

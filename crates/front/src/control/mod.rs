@@ -32,7 +32,7 @@ use crate::server::{Front, FrontOptions};
 use crate::session::context::SessionContext;
 use crate::upstream::{Found, Upstream};
 
-/// A front between two servers, for those who control it.
+/// A front between two servers, for its controllers.
 #[derive(Debug)]
 pub struct Control {
     source: Arc<Endpoint>,
@@ -89,7 +89,7 @@ pub struct Status {
     pub target: String,
     /// Clients that are connected.
     pub clients: u64,
-    /// For how long they have been held for a cutover, in milliseconds; `None` where they are not.
+    /// For how long they have been held for a cutover, in milliseconds; `None` if they are not.
     pub held_ms: Option<u64>,
     /// Since keys began to move, or to move this way, as far as this process has seen it.
     pub moving: Option<MovingStatus>,
@@ -105,17 +105,17 @@ pub struct MovingStatus {
     pub rebuilding: bool,
     /// Keys that this process has moved.
     pub moved: u64,
-    /// Keys at the server that they move from; `None` where it does not report them.
+    /// Keys at the server that they move from; `None` if it does not report them.
     pub left: Option<u64>,
     /// Keys that could not be moved in the last pass over that server.
     pub staying: u64,
-    /// How far the slots are, where keys move from a cluster.
+    /// How far the slots are, if keys move from a cluster.
     pub slots: Option<SlotCounts>,
     /// Memory of the filter.
     pub filter_bytes: u64,
     /// Keys in it.
     pub filter_keys: u64,
-    /// Its memory for each of them; `None` where it has none.
+    /// Its memory for each of them; `None` if it has none.
     pub filter_bits_per_key: Option<f64>,
     /// Of the look-ups of commands for keys that had not arrived, the share in which the filter took them for
     /// arrived; `None` before any.
@@ -141,8 +141,8 @@ impl Front {
     /// is; a front that died while keys moved goes on. A command waits for its keys as long as `wait`.
     ///
     /// # Errors
-    /// As [`Front::bind`], for both servers; as [`StateFile::load`]; `Unfit` where clients have been sent to
-    /// the target.
+    /// As [`Front::bind`], for both servers; as [`StateFile::load`]; `Unfit` if clients have been sent to the
+    /// target.
     pub async fn between(
         options: FrontOptions,
         source: Endpoint,
@@ -161,7 +161,7 @@ impl Front {
                 let found = Upstream::find(&from, link).await?;
                 (found.upstream, found.facts, Stages::forwarding())
             }
-            // What keys moved from is needed no more, and may be gone.
+            // The server that keys moved from is not needed any more, and may be gone.
             Phase::Done => {
                 let found = Upstream::find(&to, link).await?;
                 let (upstream, facts) = (found.upstream.clone(), found.facts.clone());
@@ -202,9 +202,8 @@ impl Control {
     /// Begins to move keys. When it returns the phase is on disk, and clients are served from both servers.
     ///
     /// # Errors
-    /// `Options` where keys move already, `Unfit` where these servers cannot be served from like this; `Own`
-    /// where the state cannot be written. Then everything is as before, but clients may have been
-    /// disconnected.
+    /// `Options` if keys move already, `Unfit` if these servers cannot be served from like this; `Own` if the
+    /// state cannot be written. Then everything is as before, but clients may have been disconnected.
     pub async fn start(&self) -> Result<()> {
         self.begin(false).await
     }
@@ -246,7 +245,7 @@ impl Control {
         }
     }
 
-    /// Refuses to start where keys move or have moved.
+    /// Refuses to start if keys move or have moved.
     fn must_forward(&self, tasks: &Tasks) -> Result<()> {
         tasks.must_be_free("start")?;
         match self.stages.migration() {
@@ -299,11 +298,11 @@ impl Control {
         Ok(())
     }
 
-    /// Has the background move no more keys, or again. Commands move their keys in any case. It is so for the
-    /// process that goes on after this one, too.
+    /// Stops the background from moving keys, or lets it go on. Commands move their keys in any case. It is
+    /// so for the process that goes on after this one, too.
     ///
     /// # Errors
-    /// `Options` where no keys move; `Own` where that cannot be written down: then it is so for this process.
+    /// `Options` if no keys move; `Own` if that cannot be written down: then it is so for this process.
     pub fn pause(&self, paused: bool) -> Result<()> {
         let migration = self.stages.migration().filter(|migration| !migration.is_done());
         let tried = if paused { "pause" } else { "resume" };
@@ -316,12 +315,12 @@ impl Control {
         })
     }
 
-    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to where they are
-    /// themselves from then on, and the front can end. A front that is run again says so, and serves nobody
-    /// from the empty server.
+    /// Writes down that the front is not needed any more, if all keys have moved. From then on clients can
+    /// themselves go to the server with the keys, and the front can end. A front that is run again says so,
+    /// and serves no client from the empty server.
     ///
     /// # Errors
-    /// `Options` where not all have; `Own` where the state cannot be written.
+    /// `Options` if not all have; `Own` if the state cannot be written.
     pub fn finish(&self) -> Result<()> {
         let Ok(mut tasks) = self.tasks.try_lock() else { return Err(about_to_move()) };
         let reversals = self.may_finish(&tasks)?;
@@ -330,7 +329,7 @@ impl Control {
         Ok(())
     }
 
-    /// How often the direction has been turned, where all keys have moved.
+    /// How often the direction has been turned, if all keys have moved.
     fn may_finish(&self, tasks: &Tasks) -> Result<u32> {
         tasks.must_be_free("finish")?;
         match self.stages.migration() {
@@ -378,7 +377,7 @@ impl Control {
     }
 }
 
-/// Keys at the server that they move from; `None` where it does not report them.
+/// Keys at the server that they move from; `None` if it does not report them.
 async fn keys_left(migration: &MigrationState) -> Option<u64> {
     if migration.is_done() {
         return Some(0);
@@ -443,7 +442,7 @@ impl Tasks {
     }
 }
 
-/// Where it is noted that both servers are being emptied.
+/// The file that says that both servers are being emptied.
 fn flush_file(state: &StateFile) -> PathBuf {
     state.path().with_extension("flushing")
 }
@@ -469,7 +468,7 @@ async fn survey(
         return Err(unfit(target, "it is the source as well", "name another server"));
     }
     let (mut from, mut to) = (from_found.upstream.link().await?, to_found.upstream.link().await?);
-    // After a turn it is the deployment that is called the source, of which that is not known yet.
+    // After a turn, this is the deployment that is called the source; its version is not known yet.
     to_found.can.probe_payload_version(&mut to, PROBE_KEY, false).await?;
     if !from_found.can.pexpiretime {
         return Err(unfit(
@@ -509,7 +508,7 @@ async fn survey(
     Ok((servers, from_found.facts))
 }
 
-/// Whether our users may read strings as such, and write them. Where not, all keys travel as payloads.
+/// Whether our users may read and write strings as such. If not, all keys travel as payloads.
 async fn may_take_strings(from: &mut Link, to: &mut Link) -> Result<bool> {
     for command in [&[&b"STRLEN"[..], PROBE_KEY][..], &[Fetch::String.command(), PROBE_KEY]] {
         if from.may_run(command).await?.is_some() {
@@ -539,9 +538,9 @@ async fn keyspace(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     Ok((keys, other))
 }
 
-/// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that
-/// they have seen the end of: cursors of `SCAN` that the source gave go on at the start of the target. The
-/// source is not asked for anything, ever.
+/// For a front that is run again when all keys have moved. To sessions it looks as after a move whose end
+/// they have seen: cursors of `SCAN` that the source gave go on at the start of the target. The source is not
+/// asked for anything, ever.
 async fn when_done(
     source: &Arc<Endpoint>,
     target: Found,
@@ -569,7 +568,7 @@ async fn when_done(
     Ok(migration)
 }
 
-/// Loads the function libraries of the source into the target. Nobody else is connected to either.
+/// Loads the function libraries of the source into the target. No other client is connected to either.
 async fn share_libraries(migration: &MigrationState) -> Result<()> {
     let (mut source, mut target) = (migration.open_source().await?, migration.open_target().await?);
     same_libraries(&migration.servers.target, functions::share(&mut source, &mut target).await?)
@@ -587,7 +586,7 @@ fn same_libraries(target: &Upstream, different: Vec<String>) -> Result<()> {
     ))
 }
 
-/// Closes the connections of nobody.
+/// Closes no connection.
 const NOBODY: &[&[u8]] = &[b"CLIENT", b"KILL", b"ADDR", b"0.0.0.0:0"];
 
 async fn must_run(link: &mut Link, command: &[&[u8]]) -> Result<()> {

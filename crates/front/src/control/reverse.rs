@@ -1,9 +1,8 @@
 //! Has keys move the other way: the source becomes the target, and the target the source.
 //!
 //! `docs/design/front.md` shows why this is exact. In short: a key is at one of the servers alone, or at both
-//! with the same value, and nobody but the front writes to either. Which of them is called the target matters
-//! only to what is done from then on, so the direction can be turned at any moment at which nothing is under
-//! way.
+//! with the same value, and only the front writes to either. Which of them is called the target matters only
+//! to what is done from then on, so the direction can be turned at any moment at which nothing is under way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +16,10 @@ use crate::migrate::direction::{Direction, REVERSALS_MAX};
 use crate::migrate::phase::{Phase, Stand};
 use crate::migrate::state::{MigrationState, Ready, Servers};
 
-/// How long moves may take to come to their end, where commands would wait longer for them.
+/// How long moves may take to come to their end, if commands would wait longer for them.
 const ENDED_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long the filter may take that is being made anew.
+/// How long making the filter anew may take.
 const REBUILT_WITHIN: Duration = Duration::from_secs(60);
 
 /// Between two looks at whether it is there.
@@ -30,13 +29,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 const SEE: &str = "see whimbrel front status";
 
 impl Control {
-    /// Has keys move the other way from here on, or again, where all have moved. When it returns that is on
+    /// Has keys move the other way from here on, or again, if all have moved. When it returns that is on
     /// disk, and clients are served from both servers.
     ///
     /// # Errors
-    /// `Options` where no keys have moved, `Unfit` where these servers cannot be served from like this; `Own`
-    /// where the state cannot be written. Then everything is as before, but clients may have been
-    /// disconnected.
+    /// `Options` if no keys have moved, `Unfit` if these servers cannot be served from like this; `Own` if
+    /// the state cannot be written. Then everything is as before, but clients may have been disconnected.
     pub async fn reverse(&self) -> Result<()> {
         self.turn_around(false).await
     }
@@ -49,7 +47,7 @@ impl Control {
         self.turn_around(true).await
     }
 
-    /// What keys move or have moved with, where they can move back.
+    /// What keys move or have moved with, if they can move back.
     pub(super) fn must_have_moved(&self, tasks: &Tasks) -> Result<Arc<MigrationState>> {
         tasks.must_be_free("reverse")?;
         let migration = self.stages.migration().filter(|_| !tasks.is_finished);
@@ -101,7 +99,7 @@ impl Control {
             }
             return Err(error);
         }
-        // Those that move large keys have gone on, on new connections. What they have left in them must not
+        // Workers that move large keys have gone on, on new connections. What they have left in them must not
         // come late: a copy of a key that is deleted from here on.
         tasks.workers.shutdown().await;
         while let Err(error) = close_others(&next).await {
@@ -164,7 +162,7 @@ fn unsuspicious(migration: &MigrationState) -> Result<()> {
     })
 }
 
-/// Waits until no key can be on both sides, but for one that is moved just then.
+/// Waits until no key can be on both sides, except a key that is moved just then.
 async fn rebuilt(migration: &MigrationState) -> Result<()> {
     let rebuilding = async {
         while migration.is_rebuilding() {

@@ -27,13 +27,13 @@ use crate::upstream::cluster::Cluster;
 /// A fleet has at most this many partitions if fronts are to join it: no slot is in two of them.
 pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;
 
-/// While the table changes all the time, what clients are shown is made anew no more often.
+/// While the table changes all the time, what clients are shown is not made again more often.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(20);
 
-/// How often it is looked whether there is a lease again.
+/// How often to check whether there is a lease again.
 const LEASE_LOOK: Duration = Duration::from_millis(50);
 
-/// Who has left goes on to redirect clients until nobody has asked for this long.
+/// A member that has left goes on redirecting clients until none has asked for this long.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// And no longer than this.
@@ -42,7 +42,8 @@ const LINGER_MAX: Duration = Duration::from_secs(10);
 /// This many connections may wait to be let go of.
 const LET_GO_MAX: usize = 1 << 10;
 
-/// While partitions are sealed all the time, connections on which something waits hear of it no more often.
+/// While partitions are sealed all the time, connections on which something waits do not hear of it more
+/// often.
 const SEAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// The first digits of the names of members, "whimbrel"; the last ones are the member's number.
@@ -52,7 +53,7 @@ const NAME: &str = "7768696d6272656c0000000000000000";
 #[derive(Debug)]
 pub(crate) struct Gate {
     view: View,
-    /// Where clients reach this front.
+    /// The address at which clients reach this front.
     own: Address,
     /// What clients get to know of the fleet.
     face: Arc<Face>,
@@ -66,7 +67,7 @@ pub(crate) struct Gate {
     waits: Arc<Waits>,
     /// Counts how often something may have to be let go.
     seals_seen: watch::Sender<u64>,
-    /// Connections of which something that waits is to be let go, by the ids that their servers gave them.
+    /// Connections on which something that waits is to be let go, by the ids that their servers gave them.
     let_go: mpsc::Sender<(Address, i64)>,
     letting_go: Mutex<Option<mpsc::Receiver<(Address, i64)>>>,
 }
@@ -112,8 +113,7 @@ impl Gate {
         }
     }
 
-    /// From now on requests that wait for something to happen keep their slots. Those of before are to be
-    /// ended.
+    /// From now on requests that wait for something to happen keep their slots. Earlier ones are to be ended.
     pub(crate) fn pin_waits(&self) {
         if self.waits.pin() {
             self.notify_seals();
@@ -210,8 +210,8 @@ impl Gate {
         }
     }
 
-    /// Waits until hardly anybody asks for what has gone elsewhere: a client that finds nobody here any more
-    /// gets an error instead of the way.
+    /// Waits until hardly any client asks for what has gone elsewhere: a client that finds no front here any
+    /// more gets an error instead of a redirection.
     pub(crate) async fn linger(&self) {
         let until = Instant::now() + LINGER_MAX;
         let mut seen = self.redirections.load(Ordering::Relaxed);

@@ -6,7 +6,7 @@
 //!                                └──▶ gate of another member ──▶ backend
 //! ```
 //!
-//! Each member serves the slots that it owns, and shows clients of clusters where all others are. For clients
+//! Each member serves the slots that it owns, and shows cluster clients where all others are. For clients
 //! that know no clusters it has another port: what comes there goes to the member that owns its slot, as in
 //! front of a cluster whose primaries are the members.
 
@@ -50,23 +50,23 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(60);
 const PLACE_PATIENCE: Duration = Duration::from_secs(60);
 const PLACE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Where a backend is that the coordinator names, with what is needed to log in there.
+/// The endpoint of a backend that the coordinator names, with what is needed to log in there.
 pub type EndpointOf = Arc<dyn Fn(&str) -> Result<Endpoint> + Send + Sync>;
 
 /// How a front takes part in a fleet.
 #[derive(Clone)]
 pub struct JoinOptions {
-    /// The coordinators, one of which leads: the RESP ports of `whimbrel serve --fleet`, with their
+    /// The coordinators, of which one leads: the RESP ports of `whimbrel serve --fleet`, with their
     /// passwords. At least one.
     pub coordinators: Vec<Endpoint>,
     /// What people call this member; `None`: the address.
     pub name: Option<String>,
-    /// Where clients and other members reach this front: a host or an IP address, and a port; where the port
-    /// is 0, that which it listens on. `None`: where it listens.
+    /// Where clients and other members reach this front: a host or an IP address, and a port; if the port is
+    /// 0, the port that it listens on. `None`: where it listens.
     pub announce: Option<(String, u16)>,
     /// Its part of the work in relation to others; 0 takes none.
     pub weight: u32,
-    /// Where clients connect that know no clusters. Port 0 takes a free one.
+    /// The address for clients that know no clusters. Port 0 takes a free one.
     pub forward_listen: Option<SocketAddr>,
     /// How long it may take to give all partitions to others when it is stopped.
     pub leave_patience_ms: u64,
@@ -97,14 +97,14 @@ pub struct NamedBackend {
     pub number: u32,
     /// What people call it.
     pub name: String,
-    /// Where it is.
+    /// Its URL.
     pub url: String,
 }
 
 /// The servers that the coordinator names that leads, as it says in `FLEET STATUS`.
 ///
 /// # Errors
-/// The last one's, where none can be asked that leads.
+/// The last one's error, if no leader can be asked.
 pub async fn backends(coordinators: &[Endpoint], link: LinkOptions) -> Result<Vec<NamedBackend>> {
     let mut failure = Error::own("ask the coordinator for the servers that have the data", "none is named");
     let deadline = Instant::now() + PLACE_PATIENCE;
@@ -149,8 +149,8 @@ impl Joined {
     /// [`Joined::serve`] runs.
     ///
     /// # Errors
-    /// As [`Front::bind`]; `Unfit`, and at the coordinator's address, where the fleet cannot be joined, or
-    /// has more partitions than there are slots.
+    /// As [`Front::bind`]; `Unfit`, about the coordinator's address, if the fleet cannot be joined, or has
+    /// more partitions than there are slots.
     pub async fn join(options: FrontOptions, backend: Endpoint, join: JoinOptions) -> Result<Joined> {
         let deployment = probe(backend, options.link).await?;
         let (facts, link) = (deployment.facts.clone(), options.link);
@@ -201,15 +201,15 @@ impl Joined {
         })
     }
 
-    /// Where clients and other members reach it.
+    /// The address at which clients and other members reach it.
     pub fn announced(&self) -> &Address {
         &self.announced
     }
 
-    /// Where clients connect that know no clusters.
+    /// The address for clients that know no clusters.
     ///
     /// # Errors
-    /// `Own` where the system does not report it.
+    /// `Own` if the system does not report it.
     pub fn forwarding(&self) -> Result<Option<SocketAddr>> {
         self.forwarding.as_ref().map(Front::address).transpose()
     }
@@ -231,10 +231,10 @@ impl Joined {
 
     /// Serves until `stop`: then all partitions are given to others first, as far as that goes in time.
     /// Serves as well until the coordinator has it leave. Clients that still ask are redirected for a while.
-    /// True where it had nothing left when it ended.
+    /// True if it had nothing left when it ended.
     ///
     /// # Errors
-    /// `Own` where it cannot be a member any more.
+    /// `Own` if it cannot be a member any more.
     pub async fn serve(self, stop: CancellationToken) -> Result<bool> {
         let Joined {
             front,
@@ -305,7 +305,7 @@ async fn probe(endpoint: Endpoint, link: LinkOptions) -> Result<Deployment> {
     Ok(deployment)
 }
 
-/// Looks at those backends that are not known yet; false where one is not reached.
+/// Looks at those backends that are not known yet; false if one is not reached.
 async fn reach_backends(gate: &Gate, cluster: &Cluster<Gate>, endpoint_of: &EndpointOf) -> bool {
     let link = cluster.deployment.options;
     let known: Vec<u32> = cluster.backends().iter().map(|(number, _)| *number).collect();

@@ -1,7 +1,7 @@
 //! Carries the data of partitions from one backend to another, when this member is ordered to.
 //!
-//! A move has two steps. While the partition is served it is only looked how much there is: what is too much
-//! to be carried while nobody may write is refused. Then, sealed, the keys of its slots are copied; see
+//! A move has two steps. While the partition is served, only its size is checked: what is too much to carry
+//! while no client may write is refused. Then, sealed, the keys of its slots are copied; see
 //! [`carrier`](super::carrier). When the change is written down they are removed where they were.
 
 use std::collections::HashMap;
@@ -35,8 +35,7 @@ const CLEARED_AT_ONCE: usize = 4;
 /// How long a replica may take to confirm what was carried, in milliseconds.
 const REPLICA_PATIENCE_MS: &[u8] = b"1000";
 
-/// How often it is looked whether the table has stayed the same, so that what was left behind can be looked
-/// for.
+/// How often to check whether the table has stayed the same, so that what was left behind can be looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// This many slots are asked for at once.
@@ -45,7 +44,7 @@ const SWEPT_AT_ONCE: usize = 512;
 /// This many connections are kept to one node: as many as moves go on at once.
 const LINKS_MAX: usize = 32;
 
-/// A connection that was not used for so long may have been closed at the other side.
+/// A connection that was not used for this long may have been closed at the other side.
 const LINK_LASTS: Duration = Duration::from_secs(10);
 
 /// See the module. Clones are the same.
@@ -82,7 +81,7 @@ impl Porter {
 
     /// Waits until what was carried away is removed, but not for longer than this.
     pub(super) async fn finish(&self, patience: Duration) {
-        // Permits are given in turn, so these come after those of all who wait for one already.
+        // Permits are given in turn, so these come after those of all tasks that wait for one already.
         let all = u32::try_from(CLEARED_AT_ONCE).unwrap_or(u32::MAX);
         if timeout(patience, self.0.clears.acquire_many(all)).await.is_err() {
             tracing::warn!("what was carried away is still there as well; nobody sees it");
@@ -201,7 +200,7 @@ impl Data for Porter {
     }
 }
 
-/// Waits until a replica has what was carried, where there are any: the keys are removed at the other backend
+/// Waits until a replica has what was carried, if there are any: the keys are removed at the other backend
 /// soon, and a failover would lose them.
 async fn confirm(to: &mut Link, target: &Site) -> Result<(), Failure> {
     let topology = target.deployment.topology();
@@ -246,7 +245,7 @@ impl Inner {
                 .await
             {
                 Ok(_) => self.keep(link),
-                // Somebody carries it back, and has cleared it.
+                // A later attempt carries it back, and has cleared it.
                 Err(Refusal::Superseded { .. }) => {}
                 Err(refusal) => return Err(Failure(refusal.to_string())),
             }
@@ -286,7 +285,7 @@ impl Inner {
         let Some(first) = slots.first() else { return Ok(()) };
         let mut link = self.link(&site(*first)).await?;
         let counts = slot_keys::counts(&mut link, slots).await.map_err(failed)?;
-        // A fence is one of them, and keys without one are nobody's business here.
+        // A fence is one of them, and keys without one do not matter here.
         for (slot, _) in slots.iter().zip(counts).filter(|(_, count)| *count > 1) {
             // Later than whatever has led to this row, and earlier than whatever comes after it.
             let Some((version, at)) = gate.place_of(*slot).filter(|(_, at)| *at != backend) else { continue };

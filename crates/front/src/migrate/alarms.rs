@@ -29,7 +29,7 @@ impl Alarms {
         }
     }
 
-    /// For people; `None` where nothing is wrong.
+    /// For people; `None` if nothing is wrong.
     pub(crate) fn text(&self, direction: Direction) -> Option<String> {
         let (from, to) = (direction.from(), direction.to());
         let other = self.other_database.map(|db| {

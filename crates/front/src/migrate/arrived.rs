@@ -46,7 +46,7 @@ enum Kind {
 #[derive(Debug)]
 pub(crate) struct Slots {
     states: Box<[AtomicU8]>,
-    /// `None` where no slot of the group has begun, or all are done.
+    /// `None` if no slot of the group has begun, or all are done.
     filters: Box<[RwLock<Option<Filter>>]>,
     /// What a new filter has room for.
     keys_each: u64,
@@ -71,7 +71,7 @@ impl Arrived {
         Arrived { keys: AtomicU64::new(0), kind }
     }
 
-    /// How far the slots are, where the source is a cluster.
+    /// How far the slots are, if the source is a cluster.
     pub(crate) fn slots(&self) -> Option<&Slots> {
         match &self.kind {
             Kind::OneServer(_) => None,
@@ -79,7 +79,7 @@ impl Arrived {
         }
     }
 
-    /// False where a key has certainly not arrived.
+    /// False if a key has certainly not arrived.
     pub(crate) fn may_have(&self, key: &[u8], hash: u64) -> bool {
         match &self.kind {
             Kind::OneServer(filter) => filter.contains(hash),
@@ -133,8 +133,8 @@ impl Slots {
     }
 
     fn state(&self, slot: Slot) -> u8 {
-        // Acquire, as it is released when it changes: who sees that a slot moves sees its filter, and who
-        // sees that it is done sees what the target had when that was found.
+        // Acquire, as it is released when it changes: a reader that sees that a slot moves sees its filter,
+        // and a reader that sees that it is done sees what the target had when that was found.
         self.states[usize::from(slot.number())].load(Ordering::Acquire)
     }
 
@@ -157,7 +157,7 @@ impl Slots {
     fn may_have(&self, slot: Slot, hash: u64) -> bool {
         match self.state(slot) {
             NOT_BEGUN => false,
-            // Where there is none any more the slot has just been done.
+            // If there is none any more, the slot has just been done.
             MOVING => self.filter(slot).read().as_ref().is_none_or(|filter| filter.contains(hash)),
             _ => true,
         }

@@ -6,10 +6,10 @@
 //! one of them does not depend on the others.
 //!
 //! **The target wins.** A key that both have was left by a crash after it was written and before it was
-//! removed. Nobody can have written to either copy in between, so what the target has is that state, or what
-//! clients have made of it since: it is written only if it is absent, and the source's copy is removed. Where
-//! neither a crash nor a failed attempt can have left it, somebody has written to a key that was not home:
-//! then both stay. Why nothing is lost by that is shown in `docs/design/front.md`.
+//! removed. No client can have written to either copy in between, so what the target has is that state, or
+//! what clients have made of it since: it is written only if it is absent, and the source's copy is removed.
+//! If neither a crash nor a failed attempt can have left it, something else has written to a key that was not
+//! home: then both stay. Why that loses nothing is shown in `docs/design/front.md`.
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Error, Result};
@@ -51,7 +51,7 @@ pub struct Route<'a> {
 pub(crate) struct GroupPlan {
     /// By which command they are read: strings alone, or keys of any type.
     pub(crate) fetch: Fetch,
-    /// A key may expire. Where not, none of the source does.
+    /// A key may expire. If not, none of the source does.
     pub(crate) expiries: bool,
     /// Which sides are one server: there one command reads, writes or removes several keys.
     pub(crate) are_one: (bool, bool),
@@ -72,7 +72,7 @@ pub enum Carried {
     Arrived,
     /// It is at the source as before, since the target cannot hold it; the text says why.
     Stays(String),
-    /// It is at the source as before: the target has another one of this name, which nobody has moved there.
+    /// It is at the source as before: the target has another key of this name, which was not moved there.
     Taken,
 }
 
@@ -109,8 +109,8 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
     Ok(Carried::Arrived)
 }
 
-/// Moves keys that travel in one piece, and says of each what came of it. The caller bounds how many they
-/// are, and how large.
+/// Moves keys that travel in one piece, and returns the result of each. The caller bounds how many they are,
+/// and how large.
 ///
 /// # Errors
 /// Whatever a link reports. Then it is not known of any key which of the three steps were carried out.
@@ -188,22 +188,22 @@ pub(crate) async fn carry_all(
     Ok(attempts)
 }
 
-/// Whether a key is so large that it has to be moved in chunks. It never becomes so: nobody writes to the
+/// Whether a key is so large that it has to be moved in chunks. It never becomes so: no client writes to the
 /// source.
 ///
 /// # Errors
 /// As [`Link::call`].
 pub async fn is_large(source: &mut Link, key: &[u8], route: &Route<'_>) -> Result<bool> {
-    // Without `MEMORY USAGE` nobody knows.
+    // Without `MEMORY USAGE` this is unknown.
     Ok(route.source.memory_usage
         && memory_bytes(source, key, LARGE_BYTES).await?.is_some_and(|bytes| bytes > LARGE_BYTES))
 }
 
-/// Copies the key in chunks, with the commands of its type, unless the target has it. Nobody may write to it
-/// meanwhile, but anybody may read.
+/// Copies the key in chunks, with the commands of its type, unless the target has it. No client may write to
+/// it meanwhile, but any may read.
 ///
 /// # Errors
-/// Whatever a link or a server reports; `Own` where the key changed. Never returns `Changing` or `Conflict`.
+/// Whatever a link or a server reports; `Own` if the key changed. Never returns `Changing` or `Conflict`.
 pub async fn copy(source: &mut Link, target: &mut Link, key: &[u8], route: &Route<'_>) -> Result<Outcome> {
     let task = Transfer {
         key,
@@ -221,7 +221,7 @@ pub async fn copy(source: &mut Link, target: &mut Link, key: &[u8], route: &Rout
             Err(Error::own("move a key", "it changed although nobody may write to it at the source")
                 .with_remedy("see that no client connects to the source itself"))
         }
-        // Where it is gone it has expired since it was looked at. Nobody else removes it.
+        // If it is gone, it has expired since it was looked at. Nothing else removes it.
         outcome => Ok(outcome),
     }
 }

@@ -1,16 +1,16 @@
 //! Which way keys move: from the source to the target, and after a turn the other way.
 //!
-//! What moves keys and serves clients meanwhile knows nothing of it: there, *source* is the server that keys
-//! move from, and *target* the one that they move to. Only what people read has to use the name by which
-//! they know a server.
+//! The code that moves keys and serves clients meanwhile does not know about it: there, *source* is the
+//! server that keys move from, and *target* the one that they move to. Only what people read has to use the
+//! name that they know a server by.
 
 use serde::Serialize;
 
 /// Room for the number of reversals in a cursor of `SCAN`.
 pub(crate) const TURN_BITS: u32 = 4;
 
-/// How often the direction can be reversed. The number of a turn must not come round again, or a cursor
-/// that a client still holds would be taken for one of the present turn, and its iteration miss keys.
+/// How often the direction can be reversed. The number of a turn must not come round again, or a cursor that
+/// a client still holds would be mistaken for one of the present turn, and its iteration miss keys.
 pub const REVERSALS_MAX: u32 = (1 << TURN_BITS) - 1;
 
 /// Which of the servers.

@@ -1,11 +1,11 @@
 //! Which keys have arrived: a Bloom filter in blocks of one cache line, which grows without a stop.
 //!
-//! A key that was put in is always found; one that was not is found by mistake now and then. Keys are given
+//! A key that was put in is always found; a key that was not is found by mistake now and then. Keys are given
 //! as 64-bit hashes.
 //!
 //! Each key touches one block of 512 bits, so a look-up costs one cache miss for each layer. The first layer
 //! is sized for the keys that are expected. When it is full another one is added, of a quarter of the size of
-//! all before it: what is in the others stays where it is, and nobody waits for anything to be copied.
+//! all before it: what is in the others stays where it is, and nothing has to wait for a copy.
 //!
 //! **Size.** A layer holds its keys at [`BITS_PER_KEY`], which is 1.25 bytes a key. When it is full about 1 %
 //! of other keys are found in it by mistake, when it is half full 0.02 %. As a migration fills it while fewer
@@ -60,7 +60,7 @@ impl Filter {
         };
         if is_full {
             let mut layers = self.layers.write();
-            // Somebody else may have added one meanwhile.
+            // Another task may have added one meanwhile.
             if layers.last().is_none_or(|last| !last.insert(hash)) {
                 let keys: u64 = layers.iter().map(|layer| layer.keys_max).sum();
                 let layer = Layer::new(keys / 4);
@@ -70,13 +70,13 @@ impl Filter {
         }
     }
 
-    /// False where the key was certainly not put in.
+    /// False if the key was certainly not put in.
     pub fn contains(&self, hash: u64) -> bool {
         let layers = self.layers.read();
         layers.iter().any(|layer| layer.contains(hash))
     }
 
-    /// How many keys were put in, but for those that were taken for another.
+    /// How many keys were put in, except those that were mistaken for another.
     pub fn keys(&self) -> u64 {
         let layers = self.layers.read();
         layers.iter().map(|layer| layer.keys.load(Ordering::Relaxed)).sum()
@@ -97,7 +97,7 @@ impl Layer {
         Layer { words, blocks, keys_max, keys: AtomicU64::new(0) }
     }
 
-    /// Puts a key in; false where the layer is full.
+    /// Puts a key in; false if the layer is full.
     fn insert(&self, hash: u64) -> bool {
         if self.keys.fetch_add(1, Ordering::Relaxed) >= self.keys_max {
             self.keys.fetch_sub(1, Ordering::Relaxed);

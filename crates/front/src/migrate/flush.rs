@@ -1,12 +1,12 @@
 //! `FLUSHALL` and `FLUSHDB` while keys move: to clients, both servers are emptied at the one moment at which
 //! the target is.
 //!
-//! Before that moment nobody may see that the source is empty already: no key moves, and none is read there.
-//! So what is at the source cannot be distinguished from what waits to be moved. `docs/design/front.md`
-//! explains the rest.
+//! Before that moment no client may see that the source is empty already: no key moves, and none is read
+//! there. So what is at the source cannot be distinguished from what waits to be moved.
+//! `docs/design/front.md` explains the rest.
 //!
 //! A front that dies in between leaves a file, and a [marker](marker) at the target that vanishes with all
-//! other keys at that moment. Where both are there, the next one goes on with it before it serves.
+//! other keys at that moment. If both are there, the next front goes on with it before it serves.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ fn marker() -> Vec<u8> {
     staging_key(MARKER_JOB, b"")
 }
 
-/// Empties both servers for a client, and returns its reply; `None` where all keys have moved meanwhile, so
-/// that the target can answer.
+/// Empties both servers for a client, and returns its reply; `None` if all keys have moved meanwhile, so that
+/// the target can answer.
 pub(crate) async fn flush(
     migration: Arc<MigrationState>,
     identity: Identity,
@@ -119,10 +119,10 @@ async fn flush_at_rest(migration: Arc<MigrationState>, words: Vec<Bytes>) -> Opt
     Some(begun.map_or_else(|error| failed(&error), |()| b"+OK\r\n".to_vec()))
 }
 
-/// Goes on with what the process before this one had begun. Nobody is served yet.
+/// Goes on with what the process before this one had begun. No client is served yet.
 ///
 /// # Errors
-/// Where the target cannot be asked.
+/// If the target cannot be asked.
 pub(crate) async fn recover(migration: &MigrationState, file: &Path) -> Result<()> {
     if !file.exists() {
         return Ok(());

@@ -9,7 +9,7 @@
 //!
 //! **Invariant:** a hold is ended by one of the three, once. A switch names the number of the hold, and gets
 //! what is to be switched to only from the hold of this number, within its time. So clients that have been
-//! let go are never taken for clients that are held. No number comes twice, also not in another process.
+//! let go are never mistaken for clients that are held. No number comes twice, also not in another process.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -59,12 +59,13 @@ impl<T> Default for PauseState<T> {
 }
 
 impl<T> PauseState<T> {
-    /// The number of the hold; `None` where there is none.
+    /// The number of the hold; `None` if there is none.
     pub(crate) fn number(&self) -> Option<u64> {
         self.held.as_ref().map(|held| held.number)
     }
 
-    /// Clients are held from now on, and may be switched to that. Nobody was held before. Returns the number.
+    /// Clients are held from now on, and may be switched to that. No client was held before. Returns the
+    /// number.
     pub(crate) fn begin(&mut self, until: Instant, to: T) -> u64 {
         // Random, and not 0.
         let number = RandomState::new().hash_one(0) | 1;
@@ -84,12 +85,12 @@ impl<T> PauseState<T> {
         }
     }
 
-    /// Ends the hold of this number; true where that was not over yet.
+    /// Ends the hold of this number; true if that was not over yet.
     pub(crate) fn expire(&mut self, number: u64) -> bool {
         self.held.take_if(|held| held.number == number).is_some()
     }
 
-    /// Ends whatever hold there is; true where there was one.
+    /// Ends whatever hold there is; true if there was one.
     pub(crate) fn release(&mut self) -> bool {
         self.held.take().is_some()
     }

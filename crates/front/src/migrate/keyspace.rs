@@ -36,21 +36,20 @@ pub(crate) struct ScanPhase {
     pub(crate) reversals: u32,
 }
 
-/// So often they are counted again where one has arrived meanwhile.
+/// How often keys are counted again if one has arrived meanwhile.
 const COUNTS_MAX: usize = 20;
 
 /// How long a question waits until nothing moves.
 const GATE_WAIT: Duration = Duration::from_secs(1);
 
-/// Where an iteration goes on: in which phase, with which cursor of that server. `None` for what is no
-/// cursor.
+/// Where an iteration goes on: in which phase, with which cursor of that server. `None` if it is no cursor.
 pub(crate) fn resume(cursor: &[u8], reversals: u32, is_done: bool) -> Option<(ScanPhase, u64)> {
     let cursor: u64 = std::str::from_utf8(cursor).ok()?.parse().ok()?;
     let at = |side| ScanPhase { side, reversals };
     let is_present = (cursor & TURN) >> TURN_SHIFT == u64::from(reversals);
     match cursor & TARGET_PHASE {
         TARGET_PHASE if is_present => Some((at(Side::Target), cursor & !(TARGET_PHASE | TURN))),
-        // The source is empty: what it had is at the target, which has not been gone through.
+        // The source is empty: what it had is at the target, which has not been iterated yet.
         _ if is_done => Some((at(Side::Target), 0)),
         0 if is_present => Some((at(Side::Source), cursor & !TURN)),
         // Keys have moved the other way since, past this cursor or not: it begins anew.
@@ -112,11 +111,11 @@ pub(crate) async fn ask_both(
 /// How many keys the target has that are not on their way. The gate has to be held, so none begins to be and
 /// none ends.
 ///
-/// A value that is being assembled has no name, then its staged one, then its own: so where as many of these
-/// names are there before as after the count, they were there in it.
+/// A value that is being assembled has no name, then its staged one, then its own: so if the number of these
+/// names is the same before and after the count, they were there during it.
 ///
 /// # Errors
-/// Whatever the link or the target reports; `Own` where it goes too fast to be counted.
+/// Whatever the link or the target reports; `Own` if it goes too fast to be counted.
 async fn count(migration: &MigrationState) -> Result<i64> {
     let mut names = Vec::new();
     for key in &*migration.on_their_way.keys() {
@@ -253,7 +252,7 @@ mod tests {
             assert_eq!(resume(&more, true), at(Side::Target, 17));
             assert_eq!(cursor_of(Side::Target, "0"), "0");
         }
-        // One that the source gave before keys moved.
+        // A cursor that the source gave before keys moved.
         assert_eq!(cursor_of(Side::Source, 0, "17"), "17");
         assert_eq!(resume(b"x", 0, false), None);
         let phase = ScanPhase { side: Side::Source, reversals: 0 };

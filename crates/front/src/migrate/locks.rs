@@ -1,11 +1,10 @@
 //! Which keys are being read at the source, and which are being moved.
 //!
-//! A lock is held by any number of readers, or by one move. Readers only ever *try*: where a move wants the
-//! key, they wait for the move like everybody else, so readers cannot keep a move away for ever. A move that
-//! is wanted while readers hold the key begins when the last of them lets go. While a large key is only
-//! copied readers may come and go as before: nothing of the source's changes. They are [shut
-//! out](Locks::shut_out) before it is removed there. Nothing waits while it holds a lock, so there is no
-//! deadlock.
+//! A lock is held by any number of readers, or by one move. Readers only ever *try*: if a move wants the key,
+//! they wait for the move like all others, so readers cannot keep a move away for ever. A move that is wanted
+//! while readers hold the key begins when the last of them lets go. While a large key is only copied, readers
+//! may come and go as before: nothing of the source's changes. They are [shut out](Locks::shut_out) before it
+//! is removed there. Nothing waits while it holds a lock, so there is no deadlock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -28,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// What came of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moved {
-    /// The key has come home: the target has it now, or nobody.
+    /// The key has come home: the target has it now, or no server.
     Arrived,
     /// It was home before.
     Earlier,
@@ -39,7 +38,7 @@ pub enum Moved {
 /// Where the background is notified of what came of the moves that it wants, each with its key.
 pub type MovedSender = mpsc::UnboundedSender<(Bytes, Moved)>;
 
-/// Who waits for a move.
+/// What waits for a move.
 #[derive(Debug)]
 enum Waiter {
     Command(oneshot::Sender<Moved>),
@@ -49,7 +48,7 @@ enum Waiter {
 
 impl Waiter {
     fn notify(self, key: &Bytes, moved: &Moved) {
-        // Who has lost patience is gone.
+        // A waiter that has lost patience is gone.
         let _ = match self {
             Waiter::Command(sender) => sender.send(moved.clone()).is_ok(),
             Waiter::Background(sender) => sender.send((key.clone(), moved.clone())).is_ok(),
@@ -66,14 +65,14 @@ pub struct Locks {
     reads: AtomicUsize,
     /// No new ones are let in.
     closed: AtomicBool,
-    /// Where keys go whose move may begin.
+    /// The queue for keys whose move may begin.
     ready: mpsc::UnboundedSender<Bytes>,
 }
 
 #[derive(Debug, Default)]
 struct Lock {
     readers: usize,
-    /// Who waits for the move, once one is wanted.
+    /// The waiters for the move, once one is wanted.
     wanted: Option<Vec<Waiter>>,
     stage: Stage,
 }
@@ -143,16 +142,16 @@ impl Locks {
         Closed(self)
     }
 
-    /// For a read at the source of no key in particular; `None` where readers are not let in.
+    /// For a read at the source of no key in particular; `None` if readers are not let in.
     pub fn visit(self: &Arc<Locks>) -> Option<Visit> {
-        // Counted before it is asked, as the one that closes asks for the count afterwards: one of both
+        // Counted before it is asked, as the closing task asks for the count afterwards: one of the two
         // notices the other.
         self.reads.fetch_add(1, Ordering::SeqCst);
         let visit = Visit(self.clone());
         (!self.closed.load(Ordering::SeqCst)).then_some(visit)
     }
 
-    /// A reader's hold; `None` where a move wants the key, unless that only copies it, or readers are not let
+    /// A reader's hold; `None` if a move wants the key, unless that only copies it, or readers are not let
     /// in.
     pub fn try_share(self: &Arc<Locks>, key: &Bytes) -> Option<Shared> {
         let visit = self.visit()?;
@@ -174,13 +173,13 @@ impl Locks {
         receiver
     }
 
-    /// Wants a key moved, for the background. True where nobody holds it and nobody wanted it before: then
-    /// the caller is its mover.
+    /// Wants a key moved, for the background. True if nothing holds it and nothing wanted it before: then the
+    /// caller is its mover.
     pub fn take(&self, key: &Bytes, sender: &MovedSender) -> bool {
         self.is_begun_by(key, Waiter::Background(sender.clone()))
     }
 
-    /// Adds to those who want a key moved; true where its move begins with this.
+    /// Adds to the waiters for a key's move; true if its move begins with this.
     fn is_begun_by(&self, key: &Bytes, waiter: Waiter) -> bool {
         let mut part = self.part(key);
         let lock = part.entry(key.clone()).or_default();
@@ -228,8 +227,8 @@ impl Locks {
         let _ = emptied.await;
     }
 
-    /// Ends the move of a key, which no reader holds: lets go of it, and notifies those who wait. What they
-    /// will look at must have been changed before.
+    /// Ends the move of a key, which no reader holds: lets go of it, and notifies the waiters. What they will
+    /// look at must have been changed before.
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
@@ -238,7 +237,7 @@ impl Locks {
     }
 
     fn begin(&self, key: &Bytes) {
-        // Nobody moves any more when the front ends.
+        // No worker moves keys any more when the front ends.
         let _ = self.ready.send(key.clone());
     }
 

@@ -17,7 +17,7 @@ use crate::migrate::direction::REVERSALS_MAX;
 /// What the only document of the file is called.
 const DOCUMENT: &str = "state";
 
-/// The form of the file. Another one is refused, but for [`FORMAT_WITHOUT_REVERSALS`].
+/// The form of the file. Another one is refused, except [`FORMAT_WITHOUT_REVERSALS`].
 const FORMAT: u32 = 2;
 
 /// A front that wrote this knew no way back.
@@ -33,11 +33,11 @@ pub enum Phase {
     Moving,
     /// All keys have moved.
     Done,
-    /// Clients have been sent to where the keys are. No front serves from then on.
+    /// Clients have been sent to the server with the keys. No front serves from then on.
     Finished,
 }
 
-/// Where a front stands.
+/// How far a front is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stand {
     /// How far it is.
@@ -47,7 +47,7 @@ pub struct Stand {
 }
 
 impl From<Phase> for Stand {
-    /// Where the direction was never reversed.
+    /// If the direction was never reversed.
     fn from(phase: Phase) -> Stand {
         Stand { phase, reversals: 0 }
     }
@@ -60,7 +60,7 @@ struct Content {
     /// Under the name that it has had since files had it: without it keys would go the wrong way.
     #[serde(default, rename = "turns")]
     reversals: u32,
-    /// The background moves no keys until somebody says so.
+    /// The background moves no keys until the user says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     paused: bool,
     source: String,
@@ -91,10 +91,10 @@ impl StateFile {
         StateFile { document: FileDocument::new(path), source, target, last: Arc::new(Mutex::new(last)) }
     }
 
-    /// Where the front stood; at `Forwarding` where there is no file.
+    /// How far the front was; at `Forwarding` if there is no file.
     ///
     /// # Errors
-    /// `Own` where it cannot be read or understood; `Options` where it is about other servers.
+    /// `Own` if it cannot be read or understood; `Options` if it is about other servers.
     pub fn load(&self) -> Result<Stand> {
         let text = match self.document.read(DOCUMENT) {
             Ok(Some(text)) => text,
@@ -134,10 +134,10 @@ impl StateFile {
         self.last.lock().paused
     }
 
-    /// Writes down where the front stands. It is on disk when this returns. A pause ends where that changes.
+    /// Writes down how far the front is. It is on disk when this returns. A pause ends if that changes.
     ///
     /// # Errors
-    /// `Own` where it cannot be written.
+    /// `Own` if it cannot be written.
     pub fn save(&self, stand: Stand) -> Result<()> {
         let mut last = self.last.lock();
         let paused = last.paused && last.stand == stand;
@@ -153,10 +153,10 @@ impl StateFile {
         self.write(&mut self.last.lock(), Kept { stand, paused })
     }
 
-    /// Writes down that the background is paused, or no more.
+    /// Writes down that the background is paused, or not any more.
     ///
     /// # Errors
-    /// `Own` where it cannot be written.
+    /// `Own` if it cannot be written.
     pub fn save_pause(&self, paused: bool) -> Result<()> {
         let mut last = self.last.lock();
         let now = Kept { paused, ..*last };
@@ -178,7 +178,7 @@ impl StateFile {
         Ok(())
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         self.document.path()
     }

@@ -28,7 +28,7 @@ struct Present {
     sessions: AtomicUsize,
     /// One has ended, or come to rest.
     left: Notify,
-    /// From where those that rest are connected to the server.
+    /// The addresses from which resting clients are connected to the server.
     resting: Mutex<Vec<SocketAddr>>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Ticket {
 pub(crate) struct RestingClients {
     /// Those that were disconnected, as they did not come to rest.
     pub(crate) ended: u64,
-    /// From where the others are connected to the server.
+    /// The addresses from which the others are connected to the server.
     pub(crate) resting: Vec<SocketAddr>,
 }
 
@@ -118,11 +118,11 @@ impl Stages {
         self.stage().migration.clone()
     }
 
-    /// From here on new sessions wait for `migration`. Returns when no session of before talks to a server
-    /// any more.
+    /// From here on new sessions wait for `migration`. Returns when no earlier session talks to a server any
+    /// more.
     pub(crate) async fn begin(&self, migration: Arc<MigrationState>) {
         let before = self.go_on(Some(migration));
-        // Who comes to rest goes on at once.
+        // A session that comes to rest goes on at once.
         before.signals.over.cancel();
         before.rest(REST).await;
     }
@@ -154,12 +154,12 @@ impl Stages {
         self.go_on(migration).signals.over.cancel();
     }
 
-    /// For how long clients have been held; `None` where they are not.
+    /// For how long clients have been held; `None` if they are not.
     pub(crate) fn held(&self) -> Option<Duration> {
         self.stage().held_since.map(|since| since.elapsed())
     }
 
-    /// Puts another stage in the place of the one that is returned.
+    /// Replaces the stage, and returns the former one.
     fn go_on(&self, migration: Option<Arc<MigrationState>>) -> Stage {
         std::mem::replace(&mut *self.stage(), Stage { migration, ..Stage::default() })
     }
@@ -206,7 +206,7 @@ impl Ticket {
     fn leave(&mut self) {
         if std::mem::take(&mut self.is_counted) {
             self.present.sessions.fetch_sub(1, Ordering::AcqRel);
-            // Kept for one that looks later.
+            // Kept for a task that looks later.
             self.present.left.notify_one();
         }
     }

@@ -2,8 +2,8 @@
 //! under names of their own.
 //!
 //! The names are those of the front's own jobs alone, and no client can have keys of such names. Until its
-//! last step a large key is at the source, where clients see it; with the last step but one it is at the
-//! target under its own name as well, which must not be counted twice.
+//! last step a large key is at the source, where clients see it; after the last step but one it is also at
+//! the target under its own name, which must not be counted twice.
 
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};

@@ -60,7 +60,7 @@ pub(crate) struct Servers {
     pub(crate) keys: u64,
     /// A database of the source other than 0 that had keys then.
     pub(crate) other_database: Option<u32>,
-    /// Which process the source was then; `None` where it is more than one.
+    /// Which process the source was then; `None` if it is more than one.
     pub(crate) source_run_id: Option<String>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Ready {
     Never,
 }
 
-/// Keys that the background wants moved, and where it is notified of what came of them.
+/// Keys that the background wants moved, and the channel that reports what came of them.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) keys: Vec<Bytes>,
@@ -122,7 +122,7 @@ pub(crate) struct MigrationState {
     /// Part of the names of staging keys. What a crash has left of them is none of the next turn's.
     pub(crate) job: String,
     pub(crate) locks: Arc<Locks>,
-    /// Where the background hands over what it has found at the source.
+    /// The channel by which the background hands over what it has found at the source.
     pub(crate) background: mpsc::Sender<Batch>,
     pub(crate) arrived: Arrived,
     pub(crate) tally: Tally,
@@ -132,7 +132,7 @@ pub(crate) struct MigrationState {
     pub(crate) gate: RwLock<()>,
     /// Large keys that are being moved.
     pub(crate) on_their_way: OnTheirWay,
-    /// Where it is noted that both servers are being emptied.
+    /// The file that says that both servers are being emptied.
     pub(crate) flush_file: OnceLock<PathBuf>,
     /// How long a command waits for its keys.
     pub(crate) wait: Duration,
@@ -195,7 +195,7 @@ impl MigrationState {
 
     // ---- What is known of keys ----
 
-    /// Hashes are secret, so that nobody can choose keys that are mistaken for others.
+    /// Hashes are secret, so that no user can choose keys that are mistaken for others.
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
         self.hasher.hash_one(key)
     }
@@ -210,7 +210,7 @@ impl MigrationState {
         is_remembered || self.arrived.is_done(key)
     }
 
-    /// Whether a key may have arrived; where not, it certainly has not.
+    /// Whether a key may have arrived; if not, it certainly has not.
     pub(crate) fn may_have_arrived(&self, key: &[u8]) -> bool {
         self.arrived.may_have(key, self.hash(key))
     }
@@ -232,7 +232,7 @@ impl MigrationState {
         !self.is_rebuilding() && !keys.iter().any(|key| self.may_have_arrived(key))
     }
 
-    /// Holds keys for a read at the source. `None` where one of them is not certainly there, or nowhere.
+    /// Holds keys for a read at the source. `None` if one of them is not certainly there, or nowhere.
     pub(crate) fn lock_for_read(&self, keys: &[Bytes]) -> Option<Box<[Shared]>> {
         let held = keys.iter().map(|key| self.locks.try_share(key)).collect::<Option<Box<[Shared]>>>()?;
         // Again, now that no move can come in between: one may have ended since it was asked.
@@ -257,7 +257,7 @@ impl MigrationState {
         self.expires.load(Ordering::Acquire)
     }
 
-    /// The source says whether any of its keys expires. Where none does, none will: nobody writes there.
+    /// The source says whether any of its keys expires. If none does, none will: no client writes there.
     pub(crate) fn note_expiries(&self, there_are: bool) {
         self.expires.store(there_are, Ordering::Release);
     }
@@ -322,7 +322,7 @@ impl MigrationState {
         ask_keys(&self.asking, self.open_target(), words, self.wait).await
     }
 
-    /// Notices where the source is another process than it was: it may have lost what it had acknowledged.
+    /// Notices if the source is another process than it was: it may have lost what it had acknowledged.
     pub(crate) async fn open_source(&self) -> Result<Link> {
         let mut link = self.servers.source.link().await?;
         if let Some(run_id) = &self.servers.source_run_id {

@@ -44,8 +44,8 @@ pub(crate) fn refusal(name: &[u8], why: &str) -> Vec<u8> {
     format!("-ERR whimbrel front refuses {name}: {why}\r\n").into_bytes()
 }
 
-/// A reply to `SCAN` with another cursor. What is none is as it was; `None` where there is no other cursor
-/// for it.
+/// A reply to `SCAN` with another cursor. What is none is as it was; `None` if there is no other cursor for
+/// it.
 pub(crate) fn change_cursor(reply: &[u8], cursor_for: impl FnOnce(u64) -> Option<u64>) -> Option<Vec<u8>> {
     let parsed = || {
         let rest = reply.strip_prefix(b"*2\r\n$")?;

@@ -13,11 +13,11 @@ use tokio_util::io::poll_write_buf;
 /// How much is read at once.
 pub(crate) const READ_BYTES: usize = 64 << 10;
 
-/// A side that has not taken in so much is sent no more, and the other side is not read from.
+/// If a side has this much not taken in, it is sent no more, and the other side is not read.
 pub(crate) const OUT_BYTES_MAX: usize = 256 << 10;
 
-/// A client that has not taken in a reply for so long is disconnected where something else is to move that it
-/// keeps from that.
+/// A client that has not taken in a reply for this long is disconnected if it keeps something else from
+/// moving.
 pub(crate) const STALLED: Duration = Duration::from_secs(10);
 
 thread_local! {
@@ -50,7 +50,7 @@ pub(crate) fn read<R: AsyncRead + Unpin>(
     })
 }
 
-/// Writes what the other side takes; true where it took anything.
+/// Writes what the other side takes; true if it took anything.
 pub(crate) fn write<W: AsyncWrite + Unpin>(
     io: &mut W,
     cx: &mut Context<'_>,

@@ -25,7 +25,7 @@ impl MemoryBudget {
         Arc::new(MemoryBudget { held: AtomicU64::new(0), bytes_max })
     }
 
-    /// `None` where all together hold too much already.
+    /// `None` if all together hold too much already.
     pub(crate) fn take(self: &Arc<MemoryBudget>, bytes: u64) -> Option<MemoryPermit> {
         let held = self.held.fetch_add(bytes, Ordering::Relaxed);
         let permit = MemoryPermit { budget: self.clone(), bytes };

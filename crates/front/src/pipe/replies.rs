@@ -13,7 +13,7 @@ pub(crate) struct Replies {
     ends: Ends,
 }
 
-/// How it is known where replies end.
+/// How the end of replies is known.
 #[derive(Debug)]
 enum Ends {
     /// By looking for that in what a server sends.
@@ -54,7 +54,7 @@ impl Replies {
         }
     }
 
-    /// For bytes of a server: where they are added.
+    /// The buffer that a server's bytes are added to.
     pub(crate) fn bytes_mut(&mut self) -> &mut BytesMut {
         &mut self.bytes
     }
@@ -62,7 +62,7 @@ impl Replies {
     /// Looks at what follows the first `passed` bytes, up to the end of a reply.
     ///
     /// # Errors
-    /// [`Malformed`] where a server does not send RESP.
+    /// [`Malformed`] if a server does not send RESP.
     pub(crate) fn pass(&mut self, passed: usize) -> Result<Passed, Malformed> {
         match &mut self.ends {
             Ends::Sought(boundary) => boundary.pass(&self.bytes[passed..]),
@@ -118,7 +118,7 @@ impl Replies {
         frames.push_back(kind.map_or(Passed::Part(bytes), |kind| Passed::Frame { bytes, kind }));
     }
 
-    /// Gives back memory where nothing is held.
+    /// Gives back memory if nothing is held.
     pub(crate) fn release(&mut self) {
         if self.bytes.is_empty() {
             self.bytes = BytesMut::new();

@@ -15,9 +15,9 @@ use super::io::OUT_BYTES_MAX;
 #[derive(Debug)]
 pub(crate) struct Requests {
     bytes: BytesMut,
-    /// What is known of them, where that is wanted: of all whose bytes are here.
+    /// What is known of them, if that is wanted: for all requests whose bytes are here.
     heads: Option<VecDeque<Head>>,
-    /// Where the words are of all of them, one request after the other; each from the start of its request.
+    /// Where the words are, of all of them, one request after the other; each from the start of its request.
     words: VecDeque<Range<usize>>,
     /// No more is to be added once there is so much.
     bytes_max: usize,
@@ -93,12 +93,12 @@ impl Requests {
         self.mark(self.bytes.len() - before, &found, 0, true);
     }
 
-    /// Where requests are bytes: all of them, for one who sends them.
+    /// If requests are bytes: all of them, for the sender.
     pub(crate) fn bytes_mut(&mut self) -> &mut BytesMut {
         &mut self.bytes
     }
 
-    /// Gives back memory where nothing is held.
+    /// Gives back memory if nothing is held.
     pub(crate) fn release(&mut self) {
         if self.bytes.is_empty() {
             self.bytes = BytesMut::new();
@@ -113,11 +113,11 @@ impl Requests {
 
     /// What is known of the first request.
     pub(crate) fn first(&self) -> Option<Head> {
-        // One of which a part has been taken may have nothing here.
+        // A request that was partly taken may have nothing here.
         self.heads.as_ref()?.front().copied().filter(|head| head.len > 0)
     }
 
-    /// Those words of the first request that are here as a whole, up to the first one that is not.
+    /// Those words of the first request that are here as a whole, up to the first word that is not.
     pub(crate) fn first_words(&self) -> impl Iterator<Item = &[u8]> {
         let head = self.first().unwrap_or(Head { len: 0, words: 0, words_left: 0, whole: false });
         let bytes = &self.bytes[..head.len];

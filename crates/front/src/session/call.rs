@@ -39,7 +39,7 @@ impl Call {
         self.called && self.evict.as_mut().poll(cx).is_ready()
     }
 
-    /// It rests, connected to the server from there; true where it is to go on.
+    /// It rests, connected to the server from there; true if it is to go on.
     pub(super) fn is_over(&mut self, cx: &mut Context<'_>, from: impl Iterator<Item = SocketAddr>) -> bool {
         let is_over = self.over.as_mut().poll(cx).is_ready();
         if !is_over {

@@ -15,11 +15,11 @@ use crate::upstream::shared::SharedConnections;
 pub(crate) struct SessionContext {
     pub(crate) source: Upstream,
     pub(crate) connect_timeout_ms: u64,
-    /// Where there is a target that keys can move to.
+    /// If there is a target that keys can move to.
     pub(crate) stages: Option<Arc<Stages>>,
-    /// Where connections to the source are shared.
+    /// If connections to the source are shared.
     pub(crate) connections: Option<Arc<SharedConnections>>,
-    /// Where it presents itself as a cluster.
+    /// If it presents itself as a cluster.
     pub(crate) face: Option<Arc<Face>>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) ending: Ending,
@@ -59,8 +59,8 @@ pub struct Counts {
     pub accepted: AtomicU64,
     /// Clients that were turned away, as there were too many.
     pub turned_away: AtomicU64,
-    /// Clients that did not come to terms about TLS.
+    /// Clients whose TLS handshake failed.
     pub no_tls: AtomicU64,
-    /// Clients for whom the server could not be reached.
+    /// Clients whose server could not be reached.
     pub unreachable: AtomicU64,
 }

@@ -166,7 +166,7 @@ impl Session {
         }
     }
 
-    /// Looks at a request, of which the first two words are known at least.
+    /// Looks at a request. At least its first two words are known.
     fn decide(&mut self, moving: &mut Moving, extent: Extent) -> Step {
         let migration = moving.migration.clone();
         let args = self.requests.args();
@@ -207,8 +207,8 @@ impl Session {
             let error = refusal(name, why);
             return self.refuse(moving, extent, error);
         }
-        // After a turn that is the target's alone: cursors of the source have no mark that shows of which
-        // turn they are.
+        // After a turn this is for the target alone: cursors of the source have no mark that shows their
+        // turn.
         let is_iteration = migration.reversals > 0 && elements::iterates(name);
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
         match plan {
@@ -256,7 +256,7 @@ impl Session {
                     Note::Trait(what) if !is_bound && extent.len <= INTRODUCTION_BYTES_MAX => {
                         Due::Special(Box::new(Special::Noted(what, self.inbox[..extent.len].into())))
                     }
-                    // Its protocol has to be known where it gets to know of a cluster.
+                    // Its protocol has to be known if it is told about a cluster.
                     Note::Trait(what)
                         if moving.migration.is_done() && (what != Trait::Hello || self.face.is_none()) =>
                     {
@@ -400,7 +400,7 @@ impl Session {
         self.send(moving, extent, due)
     }
 
-    /// Sends a request to where the session is.
+    /// Sends a request to the server where the session is.
     fn send(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
         let is_bound = moving.transaction.is_open() || self.is_subscribed;
         if moving.at == Side::Target
@@ -418,7 +418,7 @@ impl Session {
         self.go_on(moving, extent, true)
     }
 
-    /// The first request in the inbox as the target has to get it, where it is such an iteration and whole.
+    /// The first request in the inbox as the target has to get it, if it is such an iteration and whole.
     fn iteration_at_target(&self, reversals: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
         let args = self.requests.args();
         let name = args.first().and_then(|range| self.inbox.get(range.clone()))?;
@@ -429,8 +429,8 @@ impl Session {
         elements::at_target(&words, reversals, keeps_unmarked)
     }
 
-    /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown
-    /// away.
+    /// Takes what is there of a request out of the inbox; it is passed on to the server where the session is,
+    /// or thrown away.
     fn go_on(&mut self, moving: &mut Moving, extent: Extent, is_passed: bool) -> Step {
         if is_passed {
             self.mark(extent.len, extent.whole);
@@ -486,7 +486,7 @@ impl Session {
         self.refuse(moving, extent, error.to_vec())
     }
 
-    /// Goes to a server. `None` where the session is there; else what comes first.
+    /// Goes to a server. `None` if the session is there; else what comes first.
     fn be_at(&mut self, moving: &mut Moving, side: Side) -> Option<Step> {
         if moving.at == side {
             return None;
@@ -504,8 +504,8 @@ impl Session {
     }
 }
 
-/// When all keys have moved, hardly anything is special any more. What a session is at the target has to be
-/// known, though: it goes over to other connections where the direction is turned.
+/// When all keys have moved, hardly anything is special any more. But the state of a session at the target
+/// has to be known: it changes to other connections if the direction is turned.
 fn after_all(words: &[&[u8]]) -> Plan {
     match find_by_words(words).migrating {
         // All that matters of it has been noted.

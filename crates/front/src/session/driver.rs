@@ -47,7 +47,7 @@ pub(crate) struct Driver<C> {
     timer: Option<Pin<Box<Sleep>>>,
     /// Answers were due when the front ended.
     was_answered: bool,
-    /// Where keys may move.
+    /// If keys may move.
     call: Option<Call>,
 }
 
@@ -161,7 +161,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         }
     }
 
-    /// Comes to rest where it is called; false where it has to end.
+    /// Comes to rest if it is called; false if it has to end.
     fn is_heeding(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(call) = &mut self.call else { return true };
         if !call.is_called(cx) {
@@ -171,7 +171,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         self.session.is_quiet() || !call.is_evicted(cx)
     }
 
-    /// Moves what can be moved; true where anything was.
+    /// Moves what can be moved; true if anything was.
     fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.poll_connecting(cx);
         self.watch_parked(cx);
@@ -202,7 +202,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
 
     // ---- Connections ----
 
-    /// A connection for this client, who has said so much of itself: to one of two servers, or to the one.
+    /// A connection for this client, which has said so much about itself: to one of two servers, or to the
+    /// one.
     fn connect(&self, side: Side) -> Connecting {
         let identity = self.session.identity.clone();
         if let Mode::Moving(moving) = &self.session.mode {
@@ -238,7 +239,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         self.way = Some(way);
     }
 
-    /// Gives up a parked connection of the client's own that the server has closed: it is made anew when it
+    /// Gives up a parked connection of the client's own that the server has closed: a new one is made when it
     /// is needed.
     fn watch_parked(&mut self, cx: &mut Context<'_>) {
         if matches!(self.session.mode, Mode::Sharing(..))
@@ -248,7 +249,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         }
     }
 
-    /// Does what the session wants done; true where that was anything.
+    /// Does what the session wants done; true if that was anything.
     fn act(&mut self, cx: &mut Context<'_>) -> bool {
         let mut acted = false;
         while let Some(action) = self.session.actions.pop_front() {
@@ -309,14 +310,14 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         Ok(true)
     }
 
-    /// It rests; true where it is to go on.
+    /// It rests; true if it is to go on.
     fn is_called_on(&mut self, cx: &mut Context<'_>) -> bool {
         let from = [&self.way, &self.parked].into_iter().flatten().filter_map(Way::local_address);
         self.call.as_mut().is_some_and(|call| call.is_over(cx, from))
     }
 
     /// Goes on as the front does from now on, and lets go of the servers if that is with another one. False
-    /// where the client has something there that another connection would not have.
+    /// if the client has something there that another connection would not have.
     fn go_over(&mut self) -> bool {
         match self.context.stages.as_ref().map(|stages| stages.enter()) {
             None => {}
@@ -394,7 +395,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
             let due = self.session.due.iter().filter(|due| !is_own(Some(due))).count();
             match (due == wire.asked, handle.was_never_open()) {
                 (true, true) => return self.keep_to_own(),
-                // Another one where that has ended and nothing was under way on it.
+                // Another handle if that one has ended and nothing was under way on it.
                 (true, false) => {
                     let connections = self.context.connections.as_ref();
                     *handle =

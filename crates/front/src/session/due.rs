@@ -41,7 +41,7 @@ pub(super) enum Special {
 }
 
 impl Special {
-    /// Where the reply is collected, if it is not passed on as it comes.
+    /// The buffer that collects the reply, if it is not passed on as it comes.
     pub(super) fn collected(&mut self) -> Option<&mut BytesMut> {
         match self {
             Special::Replaced(collected, _)

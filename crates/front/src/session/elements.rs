@@ -8,7 +8,7 @@
 use crate::migrate::direction::Side;
 use crate::migrate::keyspace::{ScanPhase, resume};
 
-/// Why an iteration cannot go on where replies cannot be changed, and cursors go out without their bit.
+/// Why an iteration cannot go on if replies cannot be changed, and cursors go out without their bit.
 pub(super) const NOT_BOUND: &str =
     "while keys move, an iteration cannot go on in a transaction, nor after a subscription";
 
@@ -24,7 +24,7 @@ pub(super) fn iterates(name: &[u8]) -> bool {
 enum Cursor {
     Start,
     OfTarget(u64),
-    /// Of the source, or of nobody knows whom.
+    /// Of the source, or of an unknown server.
     Unmarked(u64),
 }
 
@@ -45,7 +45,7 @@ pub(super) fn is_unmarked(words: &[&[u8]], reversals: u32) -> bool {
         Some(Cursor::Unmarked(_))))
 }
 
-/// The words of a request as the target has to get it; `None` where that is as it is.
+/// The words of a request as the target has to get it; `None` if that is as it is.
 pub(super) fn at_target(words: &[&[u8]], reversals: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
     let [name, _, cursor, ..] = words else { return None };
     if !iterates(name) {

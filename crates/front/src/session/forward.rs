@@ -11,10 +11,10 @@ use crate::face::Question;
 use crate::pipe::frame::{as_array, refusal};
 
 impl Session {
-    /// Takes requests out of the inbox for as long as there is room for what comes of them.
+    /// Takes requests out of the inbox for as long as there is room for what they lead to.
     pub(super) fn take_requests(&mut self) -> bool {
         let mut taken = 0;
-        // Where the requests begin that are to be passed on as they are.
+        // The start of the requests that are to be passed on as they are.
         let mut plain_from = 0;
         while self.wants_requests() && taken < self.inbox.len() {
             let rest = &self.inbox[taken..];
@@ -87,7 +87,7 @@ impl Session {
     }
 
     /// What becomes of the request that begins at `at` in the inbox: whether it is passed on. `whole` is its
-    /// length where all of it is there; from `plain_from` on requests wait to be passed on as they are.
+    /// length if all of it is there; from `plain_from` on requests wait to be passed on as they are.
     fn begin_request(&mut self, at: usize, whole: Option<usize>, plain_from: &mut usize) -> bool {
         let rest = &self.inbox[at..];
         let args = self.requests.args();
@@ -129,8 +129,8 @@ impl Session {
         self.mode.plain().is_some() || self.face.is_some()
     }
 
-    /// How much of an unfinished request can be passed on already: where it is long, and what to do with it
-    /// is known.
+    /// How much of an unfinished request can be passed on already: if it is long, and what to do with it is
+    /// known.
     pub(super) fn passable(&self, rest: &[u8]) -> Option<usize> {
         let bytes = self.requests.forgettable(rest);
         if self.is_inside() {

@@ -23,7 +23,7 @@ pub(super) enum Kind {
 pub(super) struct Wire {
     pub(super) kind: Kind,
     pub(super) to: Requests,
-    /// Requests in `to`, where they are counted: on a shared connection.
+    /// Requests in `to`, if they are counted: on a shared connection.
     pub(super) asked: usize,
     pub(super) from: Replies,
     /// The server knows that nothing more will be sent.
@@ -49,7 +49,7 @@ impl Wire {
         Wire { kind, to, asked: 0, from, is_shut: false }
     }
 
-    /// Nothing has been sent that is not answered, but for what the caller knows of.
+    /// All that was sent is answered, except what the caller knows about.
     pub(super) fn is_idle(&self) -> bool {
         self.to.is_empty() && self.from.is_empty() && self.from.is_between()
     }

@@ -14,8 +14,8 @@
 //! **Bounds.** A buffer that is full is not read into, so TCP slows down the sender. A session with all
 //! buffers full holds `INBOX_BYTES_MAX` and `READ_BYTES` of requests, `OUT_BYTES_MAX` and that much more in
 //! each direction, and notes of `DUE_MAX` requests under way; with what buffers allocate ahead as they grow,
-//! and errors of our own among the notes, 4 MiB. One that is idle holds no buffers. The length of a value
-//! does not matter: it is passed on as it arrives.
+//! and errors of our own among the notes, 4 MiB. An idle session holds no buffers. The length of a value does
+//! not matter: it is passed on as it arrives.
 //!
 //! From the top down:
 //!
@@ -24,9 +24,9 @@
 //! - `state`: what a session is, a state machine that is tested without any of these;
 //! - `forward`: requests on their way to the one server; `replies`: replies on their way back;
 //! - `decide`: requests while keys move; `rest`: how a session comes to rest before that begins;
-//! - `route`: over which connection a request goes, where connections are shared;
-//! - `plain`, `sharing`, `moving`: what is known of a client before keys move, where connections are shared,
-//!   and while keys move; `transaction`: what it has open;
+//! - `route`: over which connection a request goes, if connections are shared;
+//! - `plain`, `sharing`, `moving`: what is known of a client before keys move, if connections are shared, and
+//!   while keys move; `transaction`: what it has open;
 //! - `link`: what is on its way to a server and back; `due`: what a client is owed;
 //! - `elements`: iterations over one key; `context`: what all sessions have in common.
 

@@ -20,7 +20,7 @@ pub(super) struct Moving {
     pub(super) transaction: Transaction,
     pub(super) inbox_bytes_max: usize,
     pub(super) memory: Vec<MemoryPermit>,
-    /// When it is to be looked whether a key waits for the client to take in a reply.
+    /// When to check whether a key waits for the client to take in a reply.
     pub(super) stall: Option<Instant>,
     /// In another database, which can be once all keys have moved.
     pub(super) elsewhere: bool,
@@ -39,7 +39,7 @@ pub(super) enum Settled {
     Refuse(Vec<u8>),
 }
 
-/// What came of looking at the first request.
+/// What to do with the first request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Something was taken, or changed.

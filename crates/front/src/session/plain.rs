@@ -13,8 +13,8 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    /// Whether requests are taken. When keys are to move, only those by which a client comes to rest: the end
-    /// of what it has begun.
+    /// Whether requests are taken. When keys are to move, only those that bring a client to rest: the end of
+    /// what it has begun.
     pub(super) fn takes_requests(&self, is_called: bool) -> bool {
         !is_called || !self.transaction.is_none()
     }

@@ -28,7 +28,7 @@ impl Session {
     /// The server has closed the connection.
     ///
     /// # Errors
-    /// [`Ended`] where what came before was no RESP.
+    /// [`Ended`] if what came before was no RESP.
     pub(super) fn server_closed(&mut self) -> Result<(), Ended> {
         if self.switch_to_target() {
             return Ok(());

@@ -13,8 +13,8 @@ use crate::migrate::state::MigrationState;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
 impl Session {
-    /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it,
-    /// where it has arrived.
+    /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it, if
+    /// it has arrived.
     pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
         let is_plain = self.mode.plain().is_some();
         let special = match (note, request) {
@@ -62,25 +62,25 @@ impl Session {
         }
     }
 
-    /// Whether it is where this migration has its clients already.
+    /// Whether it is already where this migration has its clients.
     pub(super) fn is_of(&self, migration: &Arc<MigrationState>) -> bool {
         matches!(&self.mode, Mode::Moving(moving) if Arc::ptr_eq(&moving.migration, migration))
     }
 
-    /// Goes on between two servers, as keys move from now on. The driver has let go of those of before, and
-    /// connects anew.
+    /// Goes on between two servers, as keys move from now on. The driver has let go of the earlier
+    /// connections, and connects again.
     pub(super) fn go_over(&mut self, moving: Moving) {
         self.is_called = false;
         self.link = Link::Connecting;
-        // What has arrived of a request is looked at again, for all of its words. One that waits for its keys
-        // has not been sent anywhere.
+        // What has arrived of a request is looked at again, for all of its words. A request that waits for
+        // its keys has not been sent anywhere.
         self.requests = RequestScanner::new(RequestLimits::default());
         (self.first, self.asking) = (First::Fresh, None);
         self.actions.clear();
         self.mode = Mode::Moving(Box::new(moving));
     }
 
-    /// Goes on as it is: keys could not begin to move after all, or clients are held no more.
+    /// Goes on as it is: keys could not begin to move after all, or clients are no longer held.
     pub(super) fn stay(&mut self) {
         self.is_called = false;
     }

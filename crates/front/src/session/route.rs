@@ -14,8 +14,7 @@ use super::state::{Action, Mode, Session};
 use crate::upstream::shared::{MARK, SHARED_BYTES_MAX, binds, looks_back};
 
 impl Session {
-    /// Where the request goes that is next in the inbox. `len` is its length, where it has arrived as a
-    /// whole.
+    /// Where the next request in the inbox goes. `len` is its length, if it has arrived as a whole.
     pub(super) fn route_of(&mut self, taken: usize, len: Option<usize>) -> Route {
         let Mode::Sharing(plain, sharing) = &mut self.mode else { return Route::Own };
         let rest = &self.inbox[taken..];
@@ -33,8 +32,8 @@ impl Session {
         }
     }
 
-    /// Has the driver change over where the next request wants that. False where the request has to wait: for
-    /// what is due, or for a connection.
+    /// Has the driver change over if the next request wants that. False if the request has to wait: for what
+    /// is due, or for a connection.
     pub(super) fn is_where_it_goes(&mut self, route: Route) -> bool {
         let (Mode::Sharing(_, sharing), Link::Up(wire)) = (&mut self.mode, &mut self.link) else {
             return true;

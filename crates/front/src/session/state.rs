@@ -126,7 +126,7 @@ pub(super) enum Task {
 }
 
 pub(super) struct Session {
-    /// Where the front presents itself as a cluster.
+    /// If the front presents itself as a cluster.
     pub(super) face: Option<Arc<Face>>,
     pub(super) mode: Mode,
     pub(super) life: Life,
@@ -311,8 +311,8 @@ impl Session {
 
     // ---- In between ----
 
-    /// Takes requests out of the inbox for as long as there is room for what comes of them; true where
-    /// anything was taken, or the client leaves.
+    /// Takes requests out of the inbox for as long as there is room for what they lead to; true if anything
+    /// was taken, or the client leaves.
     pub(super) fn take(&mut self) -> bool {
         let (taken, is_held_up) = match self.mode {
             Mode::Moving(_) => self.take_while_moving(),
@@ -359,8 +359,9 @@ impl Session {
         self.due.push_back(Due::Special(Box::new(Special::Own(reply))));
     }
 
-    /// An error of our own in its turn. Where replies are not counted only the server knows when that is: it
-    /// is sent something that it refuses, with the reason among its words, as which it comes back.
+    /// An error of our own in its turn. If replies are not counted, only the server knows when that is: it is
+    /// sent something that it refuses, with the reason among its words, so its refusal brings the reason
+    /// back.
     pub(super) fn push_error(&mut self, error: Vec<u8>) {
         if !self.is_subscribed {
             return self.push_reply(error);
@@ -392,7 +393,7 @@ impl Session {
     }
 
     /// The front ends: takes no more requests once none has arrived for a moment, in whole or in part. What
-    /// has is answered. True where it has just come to that.
+    /// has is answered. True if it has just come to that.
     pub(super) fn retire(&mut self) -> bool {
         // What is in the buffers of the system is seen by the next look at the socket, and not by this one.
         let at = *self.retires_at.get_or_insert(self.now + ARRIVAL);
@@ -421,7 +422,7 @@ impl Session {
         matches!(self.life, Life::Open | Life::Leaving { client_closed: false, .. })
     }
 
-    /// Takes no more requests; true where it has just come to that.
+    /// Takes no more requests; true if it has just come to that.
     pub(super) fn leave(&mut self) -> bool {
         let client_closed = match self.life {
             Life::Open => false,

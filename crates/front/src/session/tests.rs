@@ -87,7 +87,7 @@ fn settle(session: &mut Session, server: &mut Server, got: &mut Vec<u8>, step: u
         let mut moved = session.take();
         if let Link::Up(wire) = &mut session.link {
             while wire.kind == Kind::Cluster && wire.to.first().is_some() {
-                // The words are where they were said to be, and nobody looks for them again.
+                // The words are where they were said to be, and nothing looks for them again.
                 let head = wire.to.first().expect("there is one");
                 let words: Vec<Vec<u8>> = wire.to.first_words().map(<[u8]>::to_vec).collect();
                 let request = wire.to.take_first();
@@ -295,7 +295,7 @@ fn a_session_of_a_front_that_ends_answers_what_has_arrived() {
 
 #[test]
 fn no_client_keeps_a_front_that_ends() {
-    // One that sends half of a request, and one that waits for something to happen.
+    // A client that sends half of a request, and a client that waits for something to happen.
     for half in [true, false] {
         let mut session = Session::new(forwarding(), None, false);
         session.connected(Kind::Own);
@@ -450,7 +450,7 @@ fn while_keys_move_a_request_waits_for_its_keys_and_those_after_it_with_it() {
         assert_eq!(text(&got), "+OK\r\n+OK\r\n$5\r\nhello\r\n");
         assert_eq!((target.asked[1][1].as_str(), target.asked.len()), ("away", 3));
 
-        // A read goes to the source, where its key certainly is; and back for one that has moved.
+        // A read goes to the source, where its key certainly is; and back for a key that has moved.
         got.clear();
         session.inbox.extend_from_slice(&requests(&["GET there", "GET home"]));
         settle(&mut session, &mut target, &mut got, 2);

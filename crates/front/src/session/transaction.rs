@@ -5,7 +5,7 @@
 pub(super) enum Transaction {
     #[default]
     None,
-    /// Keys are watched for one that has not begun.
+    /// Keys are watched for a transaction that has not begun.
     Watching,
     /// Commands are queued, with keys that are watched or without.
     Open { watching: bool },

@@ -21,7 +21,7 @@ pub(super) enum Way {
     Own(Io),
     /// By the client's own connections to the nodes of a cluster.
     Cluster(Box<dyn ClusterConnection>),
-    /// By one that several clients share.
+    /// By a connection that several clients share.
     Shared(Handle),
 }
 
@@ -46,7 +46,7 @@ impl Way {
         }
     }
 
-    /// From where the client's own connection comes; `None` where it has none, or several.
+    /// The address that the client's own connection comes from; `None` if it has none, or several.
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
         match self {
             Way::Own(io) => io.local_address(),
@@ -55,10 +55,10 @@ impl Way {
     }
 
     /// Sends what is to be sent on the client's own connection, and with `shuts` that nothing more will be;
-    /// true where anything was. A cluster sends when it is read from.
+    /// true if anything was. A cluster sends when it is read from.
     ///
     /// # Errors
-    /// [`Ended`] where the connection has.
+    /// [`Ended`] if the connection has.
     pub(super) fn send(&mut self, cx: &mut Context<'_>, wire: &mut Wire, shuts: bool) -> Sent {
         match self {
             Way::Shared(_) => Ok(false),

@@ -12,21 +12,21 @@ use whimbrel_engine::deployment::Topology;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_fleet::Guard;
 
-/// Who serves a slot.
+/// Which front serves a slot.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// This front, for as long as the guard lives and its lease lasts.
     Ours(Guard),
     /// Another one, which clients reach there.
     At(Arc<str>),
-    /// Nobody right now.
+    /// None right now.
     Nobody,
 }
 
-/// Knows which slots this front serves, and who serves the others.
+/// Knows which slots this front serves, and which fronts serve the others.
 pub(crate) trait Admission: fmt::Debug + Send + Sync + 'static {
-    /// Who serves a slot. To be asked right before a request is sent, and the guard kept until it has been
-    /// answered.
+    /// Which front serves a slot. To be asked right before a request is sent, and the guard kept until it has
+    /// been answered.
     fn verdict(&self, slot: Slot) -> Verdict;
 
     /// Whether this front owns the slot, as far as it knows.
@@ -35,7 +35,7 @@ pub(crate) trait Admission: fmt::Debug + Send + Sync + 'static {
     /// The number of the backend that has the data of a slot, as far as is known.
     fn backend_of(&self, slot: Slot) -> u32;
 
-    /// Where clients reach this front.
+    /// The address at which clients reach this front.
     fn own(&self) -> &Address;
 
     /// Whether a member is reached there.
@@ -59,8 +59,8 @@ pub(crate) trait Admission: fmt::Debug + Send + Sync + 'static {
     /// Requests that wait for something to happen.
     fn waits(&self) -> &Arc<Waits>;
 
-    /// What waits on a connection is to be let go of. Where too many are, this one is when it is asked for
-    /// again.
+    /// What waits on a connection is to be let go of. If there are too many, this one is let go of when it is
+    /// asked for again.
     fn let_go(&self, address: Address, id: i64);
 }
 
@@ -137,15 +137,15 @@ impl Waits {
         self.are_pinned.load(Ordering::SeqCst)
     }
 
-    /// From now on requests that wait keep their slots. True the first time; those of before are to be ended
+    /// From now on requests that wait keep their slots. True the first time; earlier requests are to be ended
     /// then.
     pub(crate) fn pin(&self) -> bool {
         !self.are_pinned.swap(true, Ordering::SeqCst)
     }
 
-    /// A request waits, and keeps no slot; `None` where it has to keep it.
+    /// A request waits, and keeps no slot; `None` if it has to keep it.
     pub(crate) fn unpinned(self: &Arc<Self>) -> Option<UnpinnedWait> {
-        // First counted, then looked at: one that sets the other sees this, or is seen.
+        // First counted, then checked: a task that sets the other value sees this, or is seen.
         self.unpinned.fetch_add(1, Ordering::SeqCst);
         let wait = UnpinnedWait(self.clone());
         (!self.are_pinned()).then_some(wait)

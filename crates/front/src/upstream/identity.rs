@@ -90,7 +90,7 @@ impl Identity {
         self.login == other.login && self.protocol() == other.protocol()
     }
 
-    /// What to say to another server: first who it is, without which the rest may be refused.
+    /// What to say to another server: first the login, without which the rest may be refused.
     fn introductions(&self) -> Vec<Vec<u8>> {
         let hello = self.protocol.as_ref().map(|version| as_array(&[b"HELLO".to_vec(), version.clone()]));
         let name = self.name.as_ref();
@@ -114,8 +114,8 @@ impl Identity {
     /// Says all of it on a connection that is being opened to `address`, all within `limit`.
     ///
     /// # Errors
-    /// What `opening` fails with; `Connect` where it takes too long, `Broken`, or `Server` where the server
-    /// does not agree to what another one has agreed to.
+    /// What `opening` fails with; `Connect` if it takes too long, `Broken`, or `Server` if the server does
+    /// not agree to what another one has agreed to.
     pub(crate) async fn introduce<T: AsyncRead + AsyncWrite + Unpin>(
         &self,
         opening: impl Future<Output = Result<T>>,
@@ -154,8 +154,8 @@ impl Identity {
     }
 }
 
-/// Whether a server that has refused this `HELLO` may have logged in somebody all the same: some do so before
-/// they come to what they refuse.
+/// Whether a server that has refused this `HELLO` may have logged in the client all the same: some do so
+/// before they refuse.
 pub(crate) fn may_have_logged_in(hello: &[u8]) -> bool {
     hello.windows(4).any(|word| word.eq_ignore_ascii_case(b"AUTH"))
 }

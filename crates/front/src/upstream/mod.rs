@@ -85,7 +85,7 @@ impl Upstream {
         Upstream { endpoint, link, cluster: Some(cluster) }
     }
 
-    /// A server of which nothing has to be known.
+    /// A server about which nothing has to be known.
     pub(crate) fn server(endpoint: &Arc<Endpoint>, link: LinkOptions) -> Upstream {
         Upstream { endpoint: endpoint.clone(), link, cluster: None }
     }
@@ -221,7 +221,7 @@ impl Upstream {
         }
     }
 
-    /// What the servers say of their slots; `None` for one that has none.
+    /// What the servers say about their slots; `None` for a server without slots.
     ///
     /// # Errors
     /// As [`Deployment::claims`].
@@ -243,7 +243,7 @@ impl KillHandle {
     /// will be carried out later.
     ///
     /// # Errors
-    /// Where a server does not answer. It has to be called again then.
+    /// If a server does not answer. It has to be called again then.
     pub(crate) async fn kill(&mut self) -> Result<()> {
         loop {
             let last = self.ids().last().cloned();

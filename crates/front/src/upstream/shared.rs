@@ -12,20 +12,21 @@
 //!
 //! All clients of a shared connection are the same user with the same protocol, and each has been let in by
 //! the server on its own connection before: a connection that was opened when the server asked for no
-//! password admits nobody later.
+//! password admits no client later.
 //!
 //! **Order.** A client has handles to one connection at a time, and replies come in the order of requests.
 //!
 //! **Bounds.** [`TO_BYTES_MAX`] wait to be sent, and what one read of each client adds. A client that does
 //! not take in its replies, or waits for another node first, has [`SINK_BYTES_MAX`] of them held, and more
-//! out of [`POOL_BYTES_MAX`] for all clients, half of which one may have. Where that is used up the shared
-//! connection waits for it, and everybody with it: [`STALL`] at once at most, and a tenth of the time in the
-//! long run. After that it closes the sinks of all who have too much. There are [`IDENTITIES_MAX`] times as
-//! many connections as were asked for, and those that are silent and are left one by one.
+//! out of [`POOL_BYTES_MAX`] for all clients: one client may have half of that. If that is used up, the
+//! shared connection waits for it, and all its clients with it: [`STALL`] at once at most, and a tenth of the
+//! time in the long run. After that it closes the sinks of all clients that have too much. There are
+//! [`IDENTITIES_MAX`] times as many connections as were asked for, and those that are silent and are left one
+//! by one.
 //!
-//! **Ends.** A shared connection that breaks takes with it the clients to whom something is due, as their own
-//! connections would. Nothing is sent twice. Requests are taken only once it is open: where it cannot be
-//! opened nothing is lost, and clients keep to their own connections.
+//! **Ends.** A shared connection that breaks takes with it the clients that are owed a reply, as their own
+//! connections would. Nothing is sent twice. Requests are taken only once it is open: if it cannot be opened
+//! nothing is lost, and clients keep to their own connections.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -50,7 +51,7 @@ use crate::command::keys::CommandTable;
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, read, write};
 use crate::upstream::identity::{Identity, ReplyReader, in_vain};
 
-/// Who has so much to send that nobody has taken yet takes no more requests.
+/// A connection with so much to send that is not taken yet takes no more requests.
 const TO_BYTES_MAX: usize = 1 << 20;
 
 /// Replies that a client has not taken.
@@ -59,19 +60,19 @@ const SINK_BYTES_MAX: usize = 1 << 20;
 /// Further replies that clients have not taken, of all clients together.
 const POOL_BYTES_MAX: usize = 64 << 20;
 
-/// What one client may have of those, so that some who never read do not have all.
+/// What one client may have of those, so that clients that never read do not have all.
 const EACH_BORROWS_MAX: usize = POOL_BYTES_MAX / 2;
 
-/// How often it is looked whether there is room, while everybody waits for that: others may make it.
+/// How often to check whether there is room, while all wait for that: others may make it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How long clients may keep others waiting with replies that they do not take.
 const STALL: Duration = Duration::from_secs(1);
 
-/// A connection from which nothing has come for so long, though something is due, gets no further clients.
+/// A connection from which nothing has come for this long, though something is due, gets no further clients.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
-/// After a stall it takes this many times as long until there may be one that is as long.
+/// After a stall it takes this many times as long until there may be another that is as long.
 const RECOVERY: u32 = 10;
 
 /// Users and protocols that share among themselves. Clients of further ones use their own connections.
@@ -93,7 +94,7 @@ const HARMLESS: [&[u8]; 11] = [
     b"HELP",
 ];
 
-/// Shared connections that somebody may have a handle to, by where they lead and for whom.
+/// Shared connections that a session may have a handle to, by where they lead and whose login they use.
 type Open = HashMap<(Address, Identity), Vec<Weak<SharedConnection>>>;
 
 /// All shared connections of a front.
@@ -112,7 +113,7 @@ pub(crate) struct SharedConnections {
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// A connection that is shared. It ends when nobody has a handle to it any more.
+/// A connection that is shared. It ends when no session has a handle to it any more.
 #[derive(Debug)]
 struct SharedConnection(Arc<Mutex<Queue>>);
 
@@ -131,19 +132,19 @@ struct Queue {
     is_open: bool,
     /// Since when the server has said nothing although something is due.
     silent_since: Option<Instant>,
-    /// Nobody has a handle any more.
+    /// No session has a handle any more.
     is_left: bool,
     /// The task has ended.
     is_closed: bool,
 }
 
 impl Queue {
-    /// Whether further clients may use it. The connection may be dead without a word.
+    /// Whether further clients may use it. The connection may have died silently.
     fn is_usable(&self) -> bool {
         !self.is_closed && self.silent_since.is_none_or(|since| since.elapsed() < SILENCE_MAX)
     }
 
-    /// Those who are to be notified that there may be room.
+    /// The wakers of tasks that are to be notified that there may be room.
     fn wake_up(&mut self) -> Vec<Waker> {
         if !self.waiters.is_empty() {
             self.round += 1;
@@ -152,7 +153,7 @@ impl Queue {
     }
 }
 
-/// Where replies arrive for one client.
+/// Where replies for one client arrive.
 #[derive(Debug)]
 struct ReplySink {
     replies: Mutex<Replies>,
@@ -167,7 +168,7 @@ struct Replies {
     connection: Option<Waker>,
     /// Bytes that are held out of the pool.
     borrowed: usize,
-    /// Nothing more will come, or nobody listens.
+    /// Nothing more will come, or no session listens.
     is_lost: bool,
     /// It has not taken in its replies.
     is_let_go: bool,
@@ -226,7 +227,7 @@ impl SharedConnections {
         self.names.get(name).is_some()
     }
 
-    /// A handle for a client; `None` where there are too many identities.
+    /// A handle for a client; `None` if there are too many identities.
     pub(crate) fn handle(&self, identity: &Identity) -> Option<Handle> {
         self.handle_at(&self.endpoint.address, identity)
     }
@@ -284,7 +285,7 @@ impl Drop for SharedConnection {
     }
 }
 
-/// Finds out that the server takes requests: one that has too many clients says so instead of an answer.
+/// Finds out that the server takes requests: a server that has too many clients says so instead of an answer.
 async fn takes_requests(io: &mut Io, endpoint: &Endpoint, at: &Address, limit: Duration) -> Result<()> {
     let fail = |kind| Error::new(endpoint.side, at.to_string(), "connect", kind);
     let asked = async {
@@ -318,8 +319,8 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    /// Whether requests of this client can be sent, where nothing is under way. Where the connection has
-    /// ended, or the client was let go, what was sent is lost.
+    /// Whether requests of this client can be sent, when nothing is under way. If the connection has ended,
+    /// or the client was let go, what was sent is lost.
     pub(crate) fn is_open_for(&self, identity: &Identity) -> bool {
         self.identity.is_same_user(identity)
             && !lock(&self.sink.replies).is_lost
@@ -332,10 +333,10 @@ impl Handle {
         queue.is_closed && !queue.is_open
     }
 
-    /// Hands over `count` requests, if there is room; true where that was so.
+    /// Hands over `count` requests, if there is room; true if that was so.
     ///
     /// # Errors
-    /// [`Ended`] where the connection has ended.
+    /// [`Ended`] if the connection has ended.
     pub(crate) fn send(
         &self,
         cx: &mut Context<'_>,
@@ -389,7 +390,7 @@ impl Handle {
         if into.is_empty() && bytes <= OUT_BYTES_MAX {
             *into = std::mem::take(&mut replies.from);
         } else {
-            // Not more than that: what is taken counts no more, and is held all the same.
+            // Not more than that: what is taken does not count any more, but is still held.
             let part = bytes.min(OUT_BYTES_MAX);
             into.extend_from_slice(&replies.from[..part]);
             replies.from.advance(part);
@@ -408,7 +409,7 @@ impl Handle {
 }
 
 impl ReplySink {
-    /// Hands over replies, or a piece of one. True where the client has too much of them.
+    /// Hands over replies, or a piece of one. True if the client has too much of them.
     fn push(&self, bytes: &[u8]) -> bool {
         let mut replies = lock(&self.replies);
         if replies.is_lost {
@@ -424,7 +425,7 @@ impl ReplySink {
         is_full
     }
 
-    /// Whether what is held is no more than may be. The pool lends what is lacking, if it has that.
+    /// Whether no more is held than allowed. The pool lends what is lacking, if it has that.
     fn has_room(&self, replies: &mut Replies) -> bool {
         let lacking = replies.from.len().saturating_sub(SINK_BYTES_MAX + replies.borrowed);
         if lacking == 0 {
@@ -485,13 +486,13 @@ struct Task {
     to: BytesMut,
     from: BytesMut,
     boundary: Boundary,
-    /// Who gets the next replies, and how many in a row.
+    /// Which sinks get the next replies, and how many in a row.
     asking: VecDeque<(Arc<ReplySink>, usize)>,
     full: Option<Full>,
     patience: Patience,
 }
 
-/// Clients that have too much, for whom everybody waits.
+/// Clients that have too much: all others wait for them.
 struct Full {
     sinks: Vec<Arc<ReplySink>>,
     since: Instant,
@@ -499,7 +500,7 @@ struct Full {
     next_look: Pin<Box<Sleep>>,
 }
 
-/// How long everybody may be kept waiting: [`STALL`], less what has been used of it lately.
+/// How long all may be kept waiting: [`STALL`], less what has been used of it lately.
 struct Patience {
     used: Duration,
     counted: Instant,
@@ -523,7 +524,7 @@ impl Patience {
     }
 }
 
-/// However it ends, those who wait are notified.
+/// However it ends, waiters are notified.
 impl Drop for Task {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue);
@@ -559,8 +560,8 @@ impl Task {
         lock(&self.queue).is_open = true;
         self.collect();
         while poll_fn(|cx| self.poll(cx, &mut io)).await.is_ok() {
-            // More has been asked. Those who are about to ask as well go first, so that one write is enough
-            // for all.
+            // More has been asked. Sessions that are about to ask as well go first, so that one write is
+            // enough for all.
             yield_now().await;
             self.collect();
         }
@@ -591,7 +592,7 @@ impl Task {
         if queue.is_left {
             return Poll::Ready(Err(Ended));
         }
-        // What the server does not take stays with those who ask.
+        // What the server does not take stays with the sessions that ask.
         if !queue.asking.is_empty() && self.to.len() < TO_BYTES_MAX {
             return Poll::Ready(Ok(()));
         }
@@ -615,7 +616,7 @@ impl Task {
         Ok(moved)
     }
 
-    /// Whether somebody has to take in replies first.
+    /// Whether a client has to take in replies first.
     fn is_held_up(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(full) = &mut self.full else { return false };
         loop {
@@ -637,7 +638,7 @@ impl Task {
         false
     }
 
-    /// Whole replies and what there is of the next one, each to whom it is due.
+    /// Hands out whole replies and the available part of the next one, each to its sink.
     fn hand_out(&mut self) -> std::result::Result<(), Ended> {
         let (mut start, mut passed) = (0, 0);
         while passed < self.from.len() {

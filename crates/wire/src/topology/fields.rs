@@ -37,7 +37,7 @@ fn field(name: &str, value: &str, out: &mut BytesMut) {
     bulk(value.as_bytes(), out);
 }
 
-/// Nothing, where a value is expected.
+/// Nothing, if a value is expected.
 fn null(protocol: Protocol) -> &'static [u8] {
     match protocol {
         Protocol::Resp2 => b"$-1\r\n",

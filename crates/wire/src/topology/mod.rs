@@ -4,7 +4,7 @@
 //! The parts of a reply are kept as encoded *pages*: of `CLUSTER SLOTS` one for each 128 slots, with the
 //! ranges that begin in them; of the others one for each few shards. A change encodes the pages again that it
 //! touches, nothing else. A small reply is one piece of memory, a large one the list of its pages: asking for
-//! either costs the clone of one [`Arc`], and sending it is a vectored write from where the pages lie.
+//! either costs the clone of one [`Arc`], and sending it is a vectored write directly from the pages.
 //!
 //! Form and fields are those of Redis 7.0 and Valkey 9.1, compared with them by tests.
 //!
@@ -129,8 +129,8 @@ impl Replies {
         self.nodes[protocol.index()].clone()
     }
 
-    /// `CLUSTER NODES` in the eyes of another node: `table` is the one that the replies are built from. Only
-    /// the pages that name one of the two are encoded.
+    /// `CLUSTER NODES` in the eyes of another node: `table` is the table that the replies are built from.
+    /// Only the pages that name one of the two are encoded.
     pub fn nodes_of(&self, table: &Table, myself: &NodeId, protocol: Protocol) -> Reply {
         let mut lines = self.lines.clone();
         let names = |shard: &Shard| {
@@ -279,10 +279,10 @@ fn page_of(slot: Slot) -> usize {
 
 /// The pages of `CLUSTER SLOTS` whose ranges, or whose nodes, are others.
 ///
-/// A range can only differ where it begins in changed slots, right after them, or reaches up to them: then it
-/// begins where the range of the slot before them begins. That slot has kept its owner, so where its range
-/// begins is only another place if slots before that have changed, and then their pages are among these for
-/// the same reason.
+/// A range can only differ if it begins in changed slots, right after them, or reaches up to them: then it
+/// begins where the range of the slot before them begins. That slot has kept its owner, so its range begins
+/// at another place only if slots before that have changed, and then their pages are among these for the same
+/// reason.
 fn touched_slot_pages(table: &Table, change: &Change) -> BTreeSet<usize> {
     let mut pages = BTreeSet::new();
     for range in change.slots.ranges() {

@@ -33,12 +33,12 @@ impl Reply {
         self.bytes == 0
     }
 
-    /// To write it from: [`Buf`] gives its parts where they lie.
+    /// To write it from: [`Buf`] gives its parts in place.
     pub fn reader(&self) -> Reader {
         Reader { parts: self.parts.clone(), at: 0, from: 0, rest: self.bytes }
     }
 
-    /// All of it in one piece: a copy where it has several.
+    /// All of it in one piece: a copy if it has several.
     pub fn to_bytes(&self) -> Bytes {
         self.reader().copy_to_bytes(self.bytes)
     }
@@ -62,7 +62,7 @@ impl Reply {
             self.parts = Arc::new([whole.freeze()]);
             return;
         }
-        // In place, unless somebody is still reading what it was.
+        // In place, unless a reader still has the former parts.
         if let Some(parts) = Arc::get_mut(&mut self.parts).filter(|_| !was_joined) {
             parts[0] = head;
             for &page in touched {
@@ -79,7 +79,7 @@ impl Reply {
 #[derive(Debug)]
 pub struct Reader {
     parts: Arc<[Bytes]>,
-    /// The first part that is not written whole, and up to where it is.
+    /// The first part that is not written whole, and how much of it is.
     at: usize,
     from: usize,
     rest: usize,

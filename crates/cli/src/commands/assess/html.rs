@@ -6,7 +6,7 @@ use whimbrel_terminal::page::{escaped, filled};
 use super::words;
 use crate::ui::remedies;
 
-/// The file, with the names of its parts where they stand.
+/// The file, with the names of its parts where they go.
 const TEMPLATE: &str = include_str!("page.html");
 
 /// The whole file.

@@ -21,7 +21,7 @@ use crate::settings::args::{AssessArgs, Names};
 use crate::ui::errors;
 use whimbrel_terminal::screen::Screen;
 
-/// How many percent of a server's time are used where the user does not say.
+/// How many percent of a server's time are used if the user does not say.
 const LOAD: u8 = 1;
 const LOAD_FULL: u8 = 10;
 
@@ -72,7 +72,7 @@ async fn run_inner(args: &AssessArgs, stop: &CancellationToken) -> Result<Exit> 
     })
 }
 
-/// Which databases go where; without a target each goes to where it is.
+/// Which databases go to which; without a target each goes to itself.
 async fn dbs(args: &AssessArgs, source: &Deployment, target: Option<&Deployment>) -> Result<Vec<DbPair>> {
     let names = Names { matches: Vec::new(), exclude: Vec::new(), slots: None, dbs: args.dbs.clone() };
     if let Some(target) = target {

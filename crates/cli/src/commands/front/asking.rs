@@ -38,7 +38,7 @@ pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
     outcome.await.unwrap_or_else(|e| errors::end_of(&e, at.json))
 }
 
-/// Asks the user, with what the front says of itself; what the process ends with where that is not agreed to.
+/// Asks the user, with what the front says about itself; returns the exit code if the user does not agree.
 async fn agree(
     at: &FrontAt,
     question: &Request,

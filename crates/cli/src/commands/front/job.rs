@@ -33,8 +33,8 @@ pub struct FrontJob {
 }
 
 impl FrontJob {
-    /// One that began so, with what is run at its events. `finished` is cancelled when it has nothing left to
-    /// do.
+    /// A front that began so, with what is run at its events. `finished` is cancelled when it has nothing
+    /// left to do.
     pub fn new(
         control: Arc<Control>,
         finished: CancellationToken,
@@ -104,7 +104,7 @@ impl Steered for FrontJob {
                 let mut stand = self.control.carry_out(order).await;
                 failpoint::reached(&name, When::After, 0).await;
                 if holds && withdrawn.is_cancelled() {
-                    // Nobody is there any more who could end the hold.
+                    // No process is left that could end the hold.
                     stand = self.control.carry_out(FrontOrder::Release).await;
                 }
                 let stand = stand.map(|stand| serde_json::to_value(&stand).unwrap_or_default());
@@ -124,7 +124,7 @@ impl Steered for FrontJob {
     }
 }
 
-/// Shows what the front counts where the user wants it.
+/// Shows what the front counts if the user wants it.
 pub fn expose_front(
     (args, http): (&FrontArgs, Option<HttpServer>),
     counts: Vec<Arc<Counts>>,
@@ -150,7 +150,7 @@ pub async fn leave(attended: Attended<FrontJob>) {
     let job = attended.steered();
     let how = match job.control.status().await.phase {
         _ if job.is_finished.load(Ordering::Acquire) => How::Ended("finished"),
-        // No key has moved, so nobody has to go on.
+        // No key has moved, so nothing has to be continued.
         Phase::Forwarding => How::Forgotten,
         Phase::Moving | Phase::Done | Phase::Finished => How::Interrupted(""),
     };

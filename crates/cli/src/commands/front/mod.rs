@@ -94,7 +94,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     Ok(())
 }
 
-/// The arguments that run the front again, but for what it needs to connect. The folder of its state is added
+/// The arguments that run the front again, except what it needs to connect. The folder of its state is added
 /// by the caller that shows them.
 fn again(args: &FrontArgs, source: &str, target: &str) -> Vec<String> {
     let mut words = vec!["front".to_owned()];

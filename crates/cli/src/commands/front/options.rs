@@ -20,7 +20,7 @@ pub async fn refuse_open(args: &FrontArgs, listen: SocketAddr, server: &Endpoint
     whimbrel_front::exposure::refuse_open(listen, server, args.link_options()).await
 }
 
-/// How it behaves, where each client takes this many open files.
+/// How it behaves, if each client takes this many open files.
 pub fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
     let Some(listen) = args.listen else { return Err(Error::own("listen", "no address is given")) };
     let tls = match (&args.tls_cert, &args.tls_key) {
@@ -38,7 +38,7 @@ pub fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
     })
 }
 
-/// A line that says that fewer clients than wanted can be let in, where it is so.
+/// A line that says that fewer clients than wanted can be let in, if so.
 pub fn fewer_clients(args: &FrontArgs, clients_max: usize) -> Option<String> {
     let wanted = args.max_clients;
     let words = || format!("\nnote     no more files may be open for --max-clients {wanted}: see ulimit -n");

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_console::again;
 use whimbrel_control::hooks::HookSettings;
-use whimbrel_control::jobs::{CancelAnswer, Chosen, FENCE_LEFT, Jobs, Seen, open_cluster};
+use whimbrel_control::jobs::{CancelAnswer, Chosen, Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task, Wanted};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
@@ -129,7 +129,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
     }
 }
 
-/// Says which of the others go on, where they were not meant.
+/// Says which other jobs go on, if they were not meant.
 async fn show_others(chosen: &Chosen, jobs: &Jobs, left: Vec<Entry>, as_json: bool) {
     if chosen.all || left.is_empty() {
         return;
@@ -194,7 +194,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
     }
 }
 
-/// A row for each job, and a line below it where that has no room for both sides.
+/// A row for each job, and a line below it if that has no room for both sides.
 fn table(jobs: &[Seen]) -> Table {
     let head = [
         text("JOB", 0),
@@ -318,12 +318,12 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
     for Entry { status, .. } in running {
         let (id, label) = (&status.id, status.label());
         let answer = service::steered(&jobs.store, id, request.clone(), None).await;
-        // Where one refuses, the others are meant all the same.
+        // If one refuses, the others are still meant.
         let Ok(now) = answer.map_err(|e| failed = failed.take().or(Some(e))) else { continue };
         match event {
             _ if as_json => out!("{}", json!({"event": event, "job": id, "rates": now})),
             "set" => out!("job {label}: {now}"),
-            // One that is resumed outside of its times waits for them.
+            // A job that is resumed outside of its times waits for them.
             _ => out!("job {label} is {}", now.pause_in_words().as_deref().unwrap_or(event)),
         }
     }
@@ -331,7 +331,7 @@ async fn steer(jobs: &Jobs, named: &Chosen, request: Request, as_json: bool) -> 
     failed.map_or(Ok(Exit::Success), Err)
 }
 
-/// Ends jobs for good. All are asked before any is waited for: none is to begin when another one ends.
+/// Ends jobs permanently. All are asked before any is waited for: none is to begin when another one ends.
 async fn cancel(jobs: &Jobs, named: &Chosen, access: &JobAccess, as_json: bool) -> Result<Exit> {
     let mut asked = Vec::new();
     for entry in named.entries() {
@@ -369,10 +369,9 @@ async fn cancelled(
     match answer {
         CancelAnswer::HasEnded => print(as_json, "nothing", &format!("job {id} has ended already: {phase}")),
         CancelAnswer::NeedsCluster => return cancel_here(&jobs.store, entry, access, as_json).await,
-        CancelAnswer::Discarded { leaves_fence } => {
+        CancelAnswer::Discarded { .. } => {
             let what = if *kind == Kind::Verify { "" } else { "; what it wrote stays at the target" };
-            let words = format!("job {id}: cancelled{what}{}", if leaves_fence { FENCE_LEFT } else { "" });
-            print(as_json, "cancelled", &words);
+            print(as_json, "cancelled", &format!("job {id}: cancelled{what}{}", jobs.fence_left(entry)));
         }
         CancelAnswer::Asked => {
             print(as_json, "asked", &format!("job {id}: its process was asked to end it; waiting for that"));
@@ -380,8 +379,7 @@ async fn cancelled(
                 Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
                 Some(now) => {
                     let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.phase);
-                    let left = if jobs.leaves_fence(&entry.status.id) { FENCE_LEFT } else { "" };
-                    print(as_json, "cancelled", &format!("job {id}: {phase}{left}"));
+                    print(as_json, "cancelled", &format!("job {id}: {phase}{}", jobs.fence_left(entry)));
                 }
                 None => {
                     let what = "the process that runs it was asked to end it, and has not done so yet";
@@ -403,10 +401,10 @@ async fn open(access: &JobAccess, status: &Status) -> Result<Arc<Deployment>> {
     })
 }
 
-/// Cancels a move of slots that nobody runs.
+/// Cancels a move of slots that no process runs.
 async fn cancel_here(store: &Store, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
     let stop = CancellationToken::new();
-    // Resumed and cancelled at once: what was begun is looked at and rolled back.
+    // Resumed and cancelled at once: what was begun is checked and rolled back.
     stop.cancel();
     let deployment = open(access, &entry.status).await?;
     let ready = Ready::open(store, &entry.status.id)?;
@@ -483,7 +481,7 @@ async fn resume(
 mod tests {
     use super::*;
 
-    /// However narrow the terminal, who moves what where is seen.
+    /// However narrow the terminal, both sides of a move are seen.
     #[test]
     fn both_sides_of_a_job_are_seen_at_every_width() {
         let status = Status {

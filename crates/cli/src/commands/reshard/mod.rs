@@ -161,7 +161,7 @@ async fn try_command(
 /// How a daemon moves slots, and why by this method: any primary may give some, and get some.
 ///
 /// # Errors
-/// Where the cluster cannot be looked at, or its nodes lack the method that is asked for.
+/// If the cluster cannot be looked at, or its nodes lack the method that is asked for.
 pub async fn settings_of_daemon(
     deployment: &Arc<Deployment>,
     moving: &MovingArgs,

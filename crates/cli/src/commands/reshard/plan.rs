@@ -23,7 +23,7 @@ pub fn usage(what: &str) -> Error {
 /// How the moves are made, and why.
 ///
 /// # Errors
-/// As [`Situation::method`]; `Options` where the options exclude the method.
+/// As [`Situation::method`]; `Options` if the options exclude the method.
 pub async fn method(
     situation: &Situation,
     deployment: &Deployment,

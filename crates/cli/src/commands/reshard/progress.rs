@@ -16,7 +16,7 @@ use crate::ui::display::{eta, paused};
 use whimbrel_terminal::progress::{Display, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 
-/// Cells of the bar that a line has where there is room.
+/// Cells of the bar that a line has if there is room.
 const BAR: usize = 12;
 
 /// One job, as the display knows it.
@@ -94,7 +94,7 @@ struct Now {
     speed: SpeedNow,
     /// How long it takes, as far as that can be known.
     left_ms: Option<u64>,
-    /// At the target, and all; 0 where nobody counted.
+    /// At the target, and all; 0 if they were not counted.
     keys: (u64, u64),
     /// Repetitions included.
     keys_sent: u64,
@@ -103,7 +103,7 @@ struct Now {
     braked_ms: u64,
     /// For how long the journal's disk has been full.
     disk_full_ms: Option<u64>,
-    /// What is said where somebody has paused it.
+    /// What is said if it is paused.
     paused: Option<String>,
 }
 

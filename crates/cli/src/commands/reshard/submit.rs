@@ -106,8 +106,8 @@ fn elapsed_ms(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Reports what came of the jobs. How many slots of one that did not end well are at its target, the cluster
-/// knows.
+/// Reports what came of the jobs. If a job did not end well, the cluster knows how many of its slots are at
+/// its target.
 async fn report(
     daemon: &DaemonClient,
     deployment: &Arc<Deployment>,

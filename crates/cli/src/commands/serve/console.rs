@@ -10,7 +10,7 @@ use whimbrel_engine::tls::Acceptor;
 
 use crate::settings::args::ServeArgs;
 
-/// Opens it, where that is wished.
+/// Opens it, if that is wanted.
 ///
 /// # Errors
 /// As [`Console::bind`] and [`Acceptor::new`].

@@ -69,7 +69,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         false => (None, None),
     };
     let queue = mover.as_ref().map(|mover| mover.queue.clone());
-    // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
+    // If the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
     let stop = &stop.child_token();
     let consoled = mover.as_ref().map(|mover| mover.console.clone());
     let console = console::open(args, &state_dir, consoled, fleet.clone(), stop).await?;
@@ -121,7 +121,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     Ok(())
 }
 
-/// Lets in no more clients than files may be open, beside those of the daemon itself.
+/// Lets in no more clients than there may be open files, besides those of the daemon itself.
 fn fit_files(args: &ServeArgs, options: &mut DaemonOptions) -> Result<()> {
     let members = if args.coordinator.fleet { MEMBERS_MAX } else { 0 };
     let consoles = if args.console.console.is_some() { whimbrel_console::CONNECTIONS_MAX } else { 0 };

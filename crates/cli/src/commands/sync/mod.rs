@@ -67,7 +67,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let hooks = args.job.hooks.settings(Kind::Sync)?;
     let (source, target) = args.sides.probe(endpoints, false).await?;
     let (dbs, all_dbs) = databases(args, &source, &target).await?;
-    let description = args.names.between(&source.endpoint, &target.endpoint).sync(&args.names.dbs);
+    let folder = job_dir(args.state_dir.as_deref())?;
+    let WayBack { name, description, .. } =
+        Direction::Forth.place(args, &folder, [&source.endpoint, &target.endpoint]);
     let base = copy_command::options(selection, dbs, &args.limits, args.sides.retry_for);
     let options = CopyOptions {
         job: job_of(&description),
@@ -75,16 +77,12 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         retry: RetryPolicy { pause_max_ms: RETRY_PAUSE_MAX_MS, ..base.retry },
         ..base
     };
-    let name = format!("sync-{}", options.job);
-    let folder = job_dir(args.state_dir.as_deref())?;
     refuse_second(&folder, &name)?;
     Store::new(&folder).refuse_taken(&args.job.name, &name)?;
     refuse_after_cutover(args, &folder, &source)?;
     let refuse_existing = !args.mirror;
     let resumes = args.going_on.resumes(&folder, &name);
-    if !resumes {
-        FenceNote::refuse_to_forget(&folder, &name)?;
-    }
+    FenceNote::refuse_to_forget(&folder, &name, resumes)?;
     let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, false, stop)
         .await
         .map_err(|e| remedied(e, !resumes && journal::exists(&folder, &name)))?;
@@ -127,7 +125,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         once: args.once,
         all_dbs,
         fence_file: FenceNote::file_of(&folder, &name),
-        way_back: Some(Direction::Back.place(args, &folder, &target.endpoint, &source.endpoint)),
+        way_back: Some(Direction::Back.place(args, &folder, [&target.endpoint, &source.endpoint])),
         fronts: Arc::new(LocalFronts),
         hooks: None,
     };
@@ -165,40 +163,35 @@ async fn there_and_back(
     while let Some(mut from) = back.take() {
         direction = direction.turned();
         let (source, target) = direction.probe(args, stop).await?;
-        let WayBack { name, description, .. } =
-            direction.place(args, folder, &source.endpoint, &target.endpoint);
+        let sides = [&*source.endpoint, &*target.endpoint];
+        let place = direction.place(args, folder, sides);
+        options.way_back = Some(direction.turned().place(args, folder, [sides[1], sides[0]]));
         for pair in &mut options.copy.dbs {
             *pair = DbPair { source: pair.target, target: pair.source };
         }
-        options.copy.job = job_of(&description);
+        options.copy.job = job_of(&place.description);
         (options.sweep_first, options.once) = (false, false);
-        options.fence_file = FenceNote::file_of(folder, &name);
-        let forth = direction.turned().place(args, folder, &target.endpoint, &source.endpoint);
-        options.way_back = Some(forth);
+        options.fence_file = FenceNote::file_of(folder, &place.name);
         let turned = direction.again(&source, &target);
         *again = Some(turned.clone());
         if !args.show.quiet {
-            print_back(args, &name, (&source, &target), &turned);
+            print_back(args, &place.name, (&source, &target), &turned);
         }
-        let place = SyncRecord {
+        let status = Arc::new(SyncStatus::default());
+        // The cutover is done: a full disk must not cost the way back.
+        let journal = from.journal(&place, &status.copy.disk).await?;
+        let record = SyncRecord {
             folder,
-            name: &name,
+            name: &place.name,
             // The cutover is done: another job that took the name meanwhile must not cost the way back.
-            given: args.job.name.as_ref().filter(|it| store.refuse_taken([it], &name).is_ok()),
-            again: (&turned, again::of_description(Kind::Sync, &description)),
+            given: args.job.name.as_ref().filter(|it| store.refuse_taken([it], &place.name).is_ok()),
+            again: (&turned, again::of_description(Kind::Sync, &place.description)),
             is_resumed: false,
             current,
             hooks,
         };
-        let status = Arc::new(SyncStatus::default());
-        // The cutover is done: a full disk must not cost the way back.
-        let state = SyncState::leading_back(&from);
-        let journal = match from.journal.take() {
-            Some(journal) => journal,
-            None => Journal::begin(folder, &name, &description, state, &status.copy.disk).await?,
-        };
         let sides = (source, target);
-        let done = attended(args, place, sides, options.clone(), status, journal, stop).await?;
+        let done = attended(args, record, sides, options.clone(), status, journal, stop).await?;
         drop(from);
         (report, back) = done;
     }
@@ -229,11 +222,7 @@ fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> 
         return Ok(());
     }
     let at = source.endpoint.address.to_string();
-    if noted.iter().all(|(_, note)| note.interrupted) {
-        let what = "a cutover was interrupted, and its fence may keep writers away from it";
-        let error = Error::unfit(Side::Source, at, "sync from it once more", what);
-        return Err(error.with_remedy("take the fence down: whimbrel unfence"));
-    }
+    FenceNote::refuse_interrupted(&noted, &at)?;
     let what = "a cutover has sent its clients to another server: what they wrote there since would be \
         replaced by what is here";
     Err(Error::unfit(Side::Source, at, "sync from it once more", what).with_remedy(
@@ -286,7 +275,7 @@ struct SyncRecord<'a> {
     hooks: &'a HookSettings,
 }
 
-/// Syncs, shows how it stands, serves those who ask, and reports what came of it.
+/// Syncs, shows its state, serves requests, and reports the outcome.
 async fn attended(
     args: &SyncArgs,
     place: SyncRecord<'_>,
@@ -333,7 +322,7 @@ async fn attended(
     };
     let came = |(report, _): &(SyncReport, Option<Back>)| match &report.cutover {
         Some(_) => Came::Through(CUT_OVER),
-        // Also one that ended when all was equal can go on.
+        // A sync that ended when all was equal can go on, too.
         None => Came::Short,
     };
     // The process that asked for a cutover hears of it before this one ends.
@@ -369,7 +358,7 @@ impl Direction {
         }
     }
 
-    /// Source and target, asked anew: what a target is asked for is not what a source is.
+    /// Source and target, asked again: what a target is asked for is not what a source is.
     async fn probe(
         self,
         args: &SyncArgs,
@@ -401,21 +390,14 @@ impl Direction {
         }
     }
 
-    /// Where it is written down.
-    fn place(self, args: &SyncArgs, folder: &Path, source: &Endpoint, target: &Endpoint) -> WayBack {
-        let description = self.describe(args, source, target);
-        let name = format!("sync-{}", job_of(&description));
-        WayBack { folder: folder.to_owned(), name, description }
-    }
-
-    /// As the user who resumes it would type it.
-    fn describe(self, args: &SyncArgs, source: &Endpoint, target: &Endpoint) -> String {
+    /// Where it is written down, as the user who resumes it would type it.
+    fn place(self, args: &SyncArgs, folder: &Path, [source, target]: [&Endpoint; 2]) -> WayBack {
         let turned = |text: &String| match (self, text.split_once(':')) {
             (Direction::Back, Some((from, to))) => format!("{to}:{from}"),
             _ => text.clone(),
         };
         let dbs: Vec<String> = args.names.dbs.iter().map(turned).collect();
-        args.names.between(source, target).sync(&dbs)
+        args.names.between(source, target).place(folder, &dbs)
     }
 }
 

@@ -10,7 +10,7 @@ use whimbrel_engine::unanswered::Unanswered;
 /// The port of etcd for clients.
 const PORT: u16 = 2379;
 
-/// What stands before all names of keys where nothing else is said.
+/// What stands before all names of keys if nothing else is configured.
 const PREFIX: &str = "whimbrel/fleet";
 
 /// At most this many servers; an etcd has seldom more than seven.
@@ -19,9 +19,9 @@ const ENDPOINTS_MAX: usize = 16;
 /// An etcd, and the part of it that one fleet uses.
 #[derive(Debug, Clone)]
 pub struct EtcdOptions {
-    /// Its servers; another one is asked where one does not answer.
+    /// Its servers; another one is asked if one does not answer.
     pub endpoints: Vec<Endpoint>,
-    /// Who logs in; nobody does where etcd lets everybody in.
+    /// The user that logs in; `None` if etcd asks for no login.
     pub user: Option<String>,
     /// The password.
     pub password: Option<Secret>,
@@ -89,7 +89,7 @@ impl EtcdOptions {
         Ok(EtcdOptions { endpoints, user, password, prefix: prefix.to_owned() })
     }
 
-    /// The address as it was typed, without its password; `None` where it holds none.
+    /// The address as it was typed, without its password; `None` if it holds none.
     pub fn without_password(text: &str) -> Option<String> {
         let (scheme, login, rest) = split(text)?;
         let (user, _) = login?.split_once(':')?;

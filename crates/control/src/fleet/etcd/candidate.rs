@@ -17,7 +17,7 @@ use crate::fleet::handle::Fleet;
 /// How long etcd may take to be reached at first.
 const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether somebody leads.
+/// How often to check whether a coordinator leads.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// How a process is one of several coordinators.
@@ -55,12 +55,12 @@ enum End {
 }
 
 impl Candidate {
-    /// Looks whether the store is reached and has this fleet or none. Nobody is served before
-    /// [`Candidate::run`]; until then, and while it stands by, [`Fleet`] says who leads.
+    /// Checks whether the store is reached and has this fleet or none. No member is served before
+    /// [`Candidate::run`]; until then, and while it stands by, [`Fleet`] says which coordinator leads.
     ///
     /// # Errors
-    /// Where etcd is not reached within 10 s, or refuses the login; `Own` where it has a fleet of another
-    /// number of partitions.
+    /// If etcd is not reached within 10 s, or refuses the login; `Own` if it has a fleet of another number of
+    /// partitions.
     pub async fn open(options: CandidateOptions) -> Result<(Fleet, Candidate)> {
         let store = Arc::new(options.store.clone());
         let mut client = Client::new(store.clone(), PATIENCE);
@@ -81,11 +81,10 @@ impl Candidate {
         &self.store
     }
 
-    /// Stands for election, coordinates, and stands again, until `stop`. `address` is where others reach this
-    /// one.
+    /// Stands for election, coordinates, and stands again, until `stop`. Others reach this one at `address`.
     ///
     /// # Errors
-    /// Where what is in the store, or what etcd allows, has to be put right first.
+    /// If what is in the store, or what etcd allows, has to be put right first.
     pub async fn run(self, address: String, stop: CancellationToken) -> Result<()> {
         let terms = Terms {
             address,
@@ -117,7 +116,7 @@ impl Candidate {
                 Ok(Outcome::Other(leader)) => {
                     self.fleet.stand_by(leader.filter(|leader| *leader != terms.address), None);
                 }
-                // Refused is what was allowed before: somebody has to see to it.
+                // What was allowed before is refused now: an operator has to fix that.
                 Err(error) if matches!(error.kind, ErrorKind::Auth(_) | ErrorKind::Unfit(_)) => {
                     return Err(error);
                 }

@@ -81,12 +81,12 @@ impl Client {
         &self.options
     }
 
-    /// Calls one server after another until one has answered, or until `deadline`; each is asked once at
-    /// least where the time suffices. Where the answer is lost it may be called several times: what is called
-    /// has to allow that.
+    /// Calls one server after another until one has answered, or until `deadline`; each is asked at least
+    /// once if there is time. If the answer is lost it may be called several times: the request has to allow
+    /// that.
     ///
     /// # Errors
-    /// The last one: [`Error::is_link`] where no server could be reached or do it now. `Auth` for the login.
+    /// The last one: [`Error::is_link`] if no server could be reached or do it now. `Auth` for the login.
     /// Else `Unfit`: etcd refuses it.
     pub(super) async fn call(
         &mut self,
@@ -118,7 +118,7 @@ impl Client {
             if Instant::now() + PAUSE >= deadline {
                 return Err(error);
             }
-            // The next one may be well; where all have been asked there is no hurry.
+            // The next one may work; if all have been asked there is no hurry.
             if self.at == 0 {
                 sleep(PAUSE).await;
             }
@@ -151,8 +151,8 @@ impl Client {
             let kind = ErrorKind::Broken(std::io::Error::other(e));
             Failure::Elsewhere(Error::new(Side::Store, at.clone(), "ask etcd", kind))
         };
-        // It was made just above where it was not there. It is taken out, so that a call that is dropped
-        // half-way leaves none.
+        // It was created just above if it was missing. It is taken out, so a call that is dropped half-way
+        // leaves none.
         let Some(mut http) = self.http.take() else { return Err(slow()) };
         let mut request =
             Request::post(path).header(HOST, at.clone()).header(CONTENT_TYPE, "application/json");

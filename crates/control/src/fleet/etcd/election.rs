@@ -5,9 +5,9 @@
 //! reign is as long as the lease, counted from before etcd was asked, by this machine's clock, and less what
 //! clocks may differ by. So it is over here before etcd can elect another one.
 //!
-//! etcd's own way to keep a lease alive asks one server alone. One that led the others and then stood still
-//! may say yes although they have let the lease run out meanwhile. Granting a lease and moving a key are
-//! agreed on by a majority.
+//! etcd's own way to keep a lease alive asks only one server. A server that led the others and then stood
+//! still may say yes although they have let the lease run out meanwhile. Granting a lease and moving a key
+//! are agreed on by a majority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use super::encoding::{base64, created, delete, entries, entries_of, modified, ra
 /// What became of an attempt to be elected.
 pub(super) enum Outcome {
     Elected(Office),
-    /// Somebody else leads. It says where it is reached, if it is still there.
+    /// Another coordinator leads. It says its address, if it is still there.
     Other(Option<String>),
 }
 
@@ -34,8 +34,8 @@ pub(super) enum Outcome {
 pub(super) struct Office {
     /// The revision in which the key of the election was made.
     pub(super) elected_at: i64,
-    /// Until when nobody else can be elected, in milliseconds of this machine's clock; 0 once that is not so
-    /// any more.
+    /// Until when no other coordinator can be elected, in milliseconds of this machine's clock; 0 once that
+    /// is not so any more.
     pub(super) until_ms: watch::Receiver<u64>,
     options: Arc<EtcdOptions>,
     /// Ends with this.
@@ -45,7 +45,7 @@ pub(super) struct Office {
 /// How an election is held.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
-    /// Where this coordinator is reached, as it is announced to others.
+    /// The address of this coordinator, as it is announced to others.
     pub(super) address: String,
     /// How long etcd waits for a coordinator that says nothing, in seconds.
     pub(super) reign_s: u64,
@@ -53,7 +53,7 @@ pub(super) struct Terms {
     pub(super) drift_per_mille: u64,
 }
 
-/// Looks who leads, and stands where nobody does.
+/// Finds the leader, and stands for election if there is none.
 ///
 /// # Errors
 /// As [`Client::call`].
@@ -201,7 +201,7 @@ impl Office {
         let key = format!("{}/leader", self.options.prefix);
         let body = json!({"compare": [created(&key, self.elected_at)], "success": [delete(&key)]});
         let mut client = Client::new(self.options.clone(), PATIENCE);
-        // Where it cannot be said the lease runs out by itself.
+        // If it cannot be said, the lease runs out by itself.
         if let Err(error) = client.call(TXN, &body, Instant::now() + PATIENCE).await {
             tracing::debug!(%error, "the lease at etcd is left to run out");
         }

@@ -34,7 +34,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The value as text; empty where it is none.
+    /// The value as text; empty if it is none.
     pub(super) fn text(&self) -> &str {
         std::str::from_utf8(&self.value).unwrap_or_default()
     }
@@ -81,13 +81,13 @@ pub(super) fn delete_below(key: &str) -> Value {
         "range_end": base64(format!("{key}0"))}})
 }
 
-/// The key is the one that was made in this revision; 0 for one that is not there.
+/// The key was created in this revision; 0 for a missing key.
 pub(super) fn created(key: &str, revision: i64) -> Value {
     json!({"key": base64(key), "target": "CREATE", "result": "EQUAL",
         "create_revision": revision.to_string()})
 }
 
-/// The key was last written in this revision; 0 for one that is not there.
+/// The key was last written in this revision; 0 for a missing key.
 pub(super) fn modified(key: &str, revision: i64) -> Value {
     json!({"key": base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string()})
 }
@@ -110,7 +110,7 @@ pub(super) fn pack<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<u8>
     packed
 }
 
-/// The records of what [`pack`] made; none where it is anything else.
+/// The records of what [`pack`] made; none if it is anything else.
 pub(super) fn unpack(mut packed: &[u8]) -> Option<Vec<Record>> {
     let mut records = Vec::new();
     while let [length, rest @ ..] = packed {

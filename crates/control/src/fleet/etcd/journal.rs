@@ -2,8 +2,8 @@
 //!
 //! Each transaction moves `head` from one number of this coordinator's term to the next, on the condition
 //! that it is still at the first one, and that the key by which this coordinator was elected is still the
-//! same. So a transaction is done once however often it is sent, one that was lost on its way and arrives
-//! late is refused, and so is everything of a coordinator after which another one has begun.
+//! same. So a transaction is done once however often it is sent; a transaction that was lost on its way and
+//! arrives late is refused; and so is everything from a coordinator once another one has begun after it.
 //!
 //! What does not fit into one transaction is first written beside the rest, in pieces. It counts from the
 //! moment at which `redo` says how many there are. What it changes is carried over before anything else is
@@ -37,7 +37,7 @@ use crate::fleet::journal::{FORMAT, Journal, number_of, numbered};
 /// Operations of one transaction: etcd takes 128, and some are ours.
 const OPERATIONS_MAX: usize = 100;
 
-/// Records of one piece of a batch: at most about 600 KiB, where etcd takes 1.5 MiB.
+/// Records of one piece of a batch: at most about 600 KiB, while etcd takes 1.5 MiB.
 const RECORDS_OF_PIECE: usize = 10_000;
 
 /// Keys that are read at once.
@@ -60,7 +60,7 @@ pub(super) struct EtcdJournal {
     backends: BTreeMap<String, u32>,
 }
 
-/// Refuses the fleet where it is another one than is wished; true where there is none yet.
+/// Refuses the fleet if it is not the wanted one; true if there is none yet.
 pub(super) async fn check(client: &mut Client, partitions: u32, deadline: Instant) -> Result<bool> {
     let key = |name: &str| format!("{}/{name}", client.options().prefix);
     let body = json!({"success": [range(&key("format")), range(&key("partitions"))]});
@@ -90,8 +90,8 @@ impl EtcdJournal {
     /// is from that moment.
     ///
     /// # Errors
-    /// `Own` where what is there is not of this fleet, or somebody else has been elected meanwhile; else as
-    /// [`Client::call`].
+    /// `Own` if what is there is not of this fleet, or another coordinator has been elected meanwhile; else
+    /// as [`Client::call`].
     pub(super) async fn begin(
         options: &Arc<EtcdOptions>,
         office: &Office,
@@ -164,7 +164,8 @@ impl EtcdJournal {
             return int(&answer["header"]["revision"])
                 .ok_or_else(|| self.unreadable("the answer to a transaction"));
         }
-        // Only who is elected writes this, so it is what an earlier attempt has done whose answer was lost.
+        // Only the elected coordinator writes this, so an earlier attempt has done it and its answer was
+        // lost.
         let is_elected =
             entries_of(&answer, 0).first().is_some_and(|entry| entry.create_revision == self.elected_at);
         match entries_of(&answer, 1).first().filter(|entry| is_elected && entry.text() == now) {
@@ -227,7 +228,7 @@ impl EtcdJournal {
     }
 
     /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and
-    /// where it is.
+    /// an address.
     ///
     /// # Errors
     /// As [`FleetJournal::name_backends`](crate::fleet::FleetJournal::name_backends).
@@ -366,7 +367,7 @@ fn term_of(head: &Entry) -> Option<u64> {
 }
 
 impl Journal for EtcdJournal {
-    /// In one transaction, or in several of which the last one makes the others count.
+    /// In one transaction, or in several: the last one makes the others count.
     fn write(&mut self, records: &[Record]) -> Result<()> {
         let runtime = self.runtime.clone();
         runtime.block_on(self.append(records))

@@ -3,8 +3,8 @@
 //! - [`EtcdOptions`]: where it is, and under which keys;
 //! - [`client`]: calls to its JSON gateway;
 //! - [`encoding`]: what is under which key;
-//! - [`journal`]: what is written down, by whom as long as nobody came after;
-//! - [`election`]: who leads, and until when;
+//! - [`journal`]: what is written down, by which coordinator, as long as none came after it;
+//! - [`election`]: which coordinator leads, and until when;
 //! - [`Candidate`]: one process of several. It stands by until it is elected, coordinates, and stands by
 //!   again.
 //!

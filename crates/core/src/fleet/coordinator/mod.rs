@@ -83,12 +83,12 @@ pub enum Input {
     Hold(bool),
     /// A member should hold nothing any more, and leave then.
     Leave(MemberId),
-    /// A member's process is known to be gone: what it owns goes to others without waiting for its lease. Of
-    /// one that lives it must never be said, as two would serve the same partitions.
+    /// A member's process is known to be gone: what it owns goes to others without waiting for its lease.
+    /// This must never be said of a living member, as two would serve the same partitions.
     Dead(MemberId),
     /// A member should take another part of the work: in relation to others, 0 for none.
     Weigh {
-        /// Who.
+        /// The member.
         member: MemberId,
         /// Its part from now on.
         weight: u32,
@@ -101,20 +101,20 @@ pub enum Input {
         /// Its part from now on.
         weight: u32,
     },
-    /// Nobody else is the coordinator before this time of its own clock. Only where a store is shared by
-    /// several; after it no lease is given any more.
+    /// No other process is the coordinator before this time of the coordinator's own clock. Only if a store
+    /// is shared by several; after it no lease is given any more.
     Reign {
         /// In milliseconds of its own clock.
         until_ms: u64,
     },
 }
 
-/// To whom something is sent.
+/// The recipient of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Recipient {
-    /// Who asked to join by this token.
+    /// The process that asked to join by this token.
     Joiner(u64),
-    /// A member, or one that was.
+    /// A member, or a former one.
     Member(MemberId),
 }
 
@@ -122,7 +122,7 @@ pub enum Recipient {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Output {
     /// Write these down, after all earlier ones. Answered by [`Input::Journaled`] when they are on disk, not
-    /// before. Several may be written at once. Where it fails, the coordinator has to end.
+    /// before. Several may be written at once. If it fails, the coordinator has to end.
     Journal {
         /// Counts up.
         number: u64,
@@ -131,18 +131,18 @@ pub enum Output {
     },
     /// Send this. It may be lost.
     Send {
-        /// To whom.
+        /// The recipient.
         to: Recipient,
         /// What.
         message: ToMember,
         /// The member takes no part in these changes.
         to_bystander: bool,
     },
-    /// A move begins. For who watches only.
+    /// A move begins. For watchers only.
     Started(Move),
-    /// A move is decided and its destination knows. For who watches only.
+    /// A move is decided and its destination knows. For watchers only.
     Finished(Move),
-    /// A move failed: the owner stays the owner. For who watches only.
+    /// A move failed: the owner stays the owner. For watchers only.
     Failed(Move),
     /// There is a later coordinator: this one does nothing any more.
     Superseded,
@@ -180,7 +180,7 @@ pub struct Coordinator {
     reigns_until_ms: u64,
     table: Table,
     peers: BTreeMap<MemberId, Peer>,
-    /// Tokens that are being written down, so that who asks twice is not two members.
+    /// Tokens that are being written down, so that a process that asks twice is not two members.
     joining: BTreeSet<u64>,
     next_member: u32,
     targets: Vec<Target>,
@@ -196,7 +196,7 @@ pub struct Coordinator {
     /// What failed, and when to try it again.
     later: VecDeque<(u64, Partition)>,
     data_later: VecDeque<(u64, Partition)>,
-    /// Nobody carries data before this time, as it has just failed.
+    /// No member carries data before this time, as that has just failed.
     data_rests_until_ms: u64,
     data_rests: bool,
     running: BTreeMap<Partition, Running>,
@@ -208,15 +208,15 @@ pub struct Coordinator {
     log: VecDeque<(Change, MemberId)>,
     log_start: u64,
     since_batch: u32,
-    /// Who has to hear the news at once, and who may lack more than the log has.
+    /// Members that have to hear the news at once, or that may lack more than the log has.
     urgent: BTreeSet<MemberId>,
     doubtful: BTreeSet<MemberId>,
     ask_at_ms: u64,
 }
 
 impl Coordinator {
-    /// A new coordinator that goes on from what the last one wrote down. It takes every member for one that
-    /// has just renewed its lease: the last coordinator may have granted it.
+    /// A new coordinator that goes on from what the last one wrote down. It assumes that every member has
+    /// just renewed its lease: the last coordinator may have granted it.
     ///
     /// `snapshot.term` is this coordinator's own: the store raised it in the transaction that the snapshot
     /// was read in, or before. From then on it refuses what an earlier coordinator writes, so the snapshot
@@ -271,7 +271,7 @@ impl Coordinator {
         &self.table
     }
 
-    /// Who is a member.
+    /// The members.
     pub fn members(&self) -> impl Iterator<Item = (MemberId, Enrolled)> {
         self.peers.iter().map(|(id, peer)| (*id, peer.enrolled))
     }
@@ -281,7 +281,7 @@ impl Coordinator {
         self.peers.get(&member).map(|peer| peer.enrolled.token)
     }
 
-    /// Whether somebody has joined by this token, or is about to.
+    /// Whether a process has joined by this token, or is about to.
     pub fn has_joined(&self, token: u64) -> bool {
         self.joining.contains(&token) || self.peers.values().any(|peer| peer.enrolled.token == token)
     }
@@ -291,8 +291,8 @@ impl Coordinator {
         self.joining.len() + self.peers.len()
     }
 
-    /// How many changes have not been sent to a member, and in how many moves it takes part; `None` where
-    /// there is no such member.
+    /// How many changes have not been sent to a member, and in how many moves it takes part; `None` if there
+    /// is no such member.
     pub fn lag(&self, member: MemberId) -> Option<(u64, u32)> {
         let end = self.log_start + self.log.len() as u64;
         self.peers.get(&member).map(|peer| (end.saturating_sub(peer.sent), peer.moves))
@@ -311,7 +311,8 @@ impl Coordinator {
         of_members + rows.filter(|(row, target)| row.backend != **target).count() as u64
     }
 
-    /// The parts of the data that backends should have, by their numbers; who is not there has none.
+    /// The parts of the data that backends should have, by their numbers; a backend that is not there has
+    /// none.
     pub fn backend_weights(&self) -> BTreeMap<u32, u32> {
         let mut weights = self.backends.clone();
         weights.entry(FIRST_BACKEND).or_insert(1);
@@ -519,7 +520,7 @@ impl Coordinator {
         self.replan();
     }
 
-    /// Plans anew: who should hold what now.
+    /// Plans anew which member should hold what.
     fn replan(&mut self) {
         self.queues.clear();
         self.data_queues.clear();

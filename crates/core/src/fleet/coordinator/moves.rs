@@ -16,12 +16,12 @@ use crate::fleet::table::{Applied, Change, Holders, MemberId, Row};
 
 /// Data that could not be carried is tried again after this many times
 /// [`Options::retry_ms`](super::Options::retry_ms); and whenever some could not, all other data rests for as
-/// many. Where everything fails, that bounds how often.
+/// many. If everything fails, that bounds how often.
 const DATA_LATER: u64 = 20;
 const DATA_REST: u64 = 2;
 
-/// How many partitions of an owner are searched for a move. More would make a step slow where all
-/// destinations are busy.
+/// How many partitions of an owner are searched for a move. More would make a step slow if all destinations
+/// are busy.
 const LOOK_MAX: usize = 64;
 
 /// What is to be moved of a partition next.
@@ -65,7 +65,7 @@ impl Coordinator {
         if of_data { &mut self.data_queues } else { &mut self.queues }
     }
 
-    /// An owner for a partition that nobody has any more.
+    /// An owner for a partition that no member has any more.
     fn anybody(&self, partition: Partition) -> Holders {
         let planned = self.targets.get(partition as usize).map(|target| target.owner);
         let working = || self.peers.iter().filter(|(_, peer)| peer.enrolled.weight > 0).map(|(id, _)| *id);
@@ -116,8 +116,8 @@ impl Coordinator {
         self.peers.get(&member).is_some_and(|peer| peer.moves < self.options.moves_per_member)
     }
 
-    /// The first partition of an owner whose destination has room. Drops on its way what is not to be done
-    /// any more.
+    /// The first partition of an owner whose destination has room. Drops, on the way, what does not have to
+    /// be done any more.
     fn next_of(&mut self, source: MemberId, of_data: bool) -> Option<Partition> {
         let mut at = 0;
         while at < LOOK_MAX {
@@ -138,7 +138,8 @@ impl Coordinator {
         None
     }
 
-    /// First who holds it, then where the data is: so the data is carried by the member that stays the owner.
+    /// First the holders, then the place of the data: so the data is carried by the member that stays the
+    /// owner.
     fn transfer_of(&self, partition: Partition) -> Option<Transfer> {
         let row = self.row(partition);
         let target = self.targets.get(partition as usize);
@@ -214,8 +215,8 @@ impl Coordinator {
         }
     }
 
-    /// A source speaks of a move that nobody runs: of an earlier coordinator, or one that was given up. It
-    /// may have sealed the partition, and only a later version ends that.
+    /// A source speaks of a move that is not running: of an earlier coordinator, or a move that was given up.
+    /// It may have sealed the partition, and only a later version ends that.
     fn orphan(&mut self, member: MemberId, moving: Move, out: &mut Vec<Output>) {
         let row = self.row(moving.partition);
         if row.version > moving.from {
@@ -225,8 +226,8 @@ impl Coordinator {
         }
     }
 
-    /// Raises the version, so that nothing of the move can count any more: who held the partition before
-    /// holds it, as far as they are there. Its data stays where it is written down to be: once that is
+    /// Raises the version, so that nothing of the move can count any more: the former holders hold the
+    /// partition, as far as they are there. Its data stays where it is written down to be: once that is
     /// another backend everything is there, and clients may have written to it.
     fn give_up(&mut self, partition: Partition) {
         let Some(running) = self.running.get_mut(&partition) else { return };
@@ -255,7 +256,7 @@ impl Coordinator {
                 }
             }
             (moving, _) => {
-                // From what everybody knows: what only a lost destination knew is passed over.
+                // From what all members know: what only a lost destination knew is passed over.
                 let base = running.base;
                 let row = self.row(change.partition);
                 let whole = Change { to: row.version, ..Change::between(change.partition, &base, &row) };
@@ -316,7 +317,7 @@ impl Coordinator {
         let Some(Running { moving: Some(moving), stage, .. }) = self.running.get(&partition) else { return };
         let gives_up = match stage {
             Stage::Transferring => moving.source == member || moving.destination == member,
-            // Nobody else was notified, and the former holders still have the data.
+            // No other member was notified, and the former holders still have the data.
             Stage::Committing(_) => moving.destination == member,
             Stage::Writing { .. } => false,
         };
@@ -347,7 +348,7 @@ impl Coordinator {
         late.into_iter().for_each(|partition| self.give_up(partition));
     }
 
-    /// Whether a member may hear of a row. Of a change that only its destination may know nobody else does.
+    /// Whether a member may hear of a row. A change that only its destination may know is not for the others.
     pub(super) fn may_hear(&self, member: MemberId, partition: Partition) -> bool {
         self.running.get(&partition).is_none_or(|running| {
             let is_destination = running.moving.is_some_and(|moving| moving.destination == member);

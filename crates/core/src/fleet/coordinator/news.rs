@@ -13,7 +13,7 @@ const LOG_MAX: usize = 16_384;
 const NEWS_MAX: usize = 1_024;
 
 impl Coordinator {
-    /// A change may be known by everybody from now on; `known_by` has heard of it already.
+    /// All members may know a change from now on; `known_by` has heard of it already.
     pub(super) fn enter(&mut self, change: Change, known_by: MemberId) {
         self.log.push_back((change, known_by));
         self.since_batch = self.since_batch.saturating_add(1);
@@ -54,14 +54,14 @@ impl Coordinator {
         }
     }
 
-    /// Notifies those who wait for it at once, a bystander when there is a batch, and everybody when nothing
-    /// moves any more.
+    /// Notifies waiting members at once, a bystander when there is a batch, and all when nothing moves any
+    /// more.
     pub(super) fn spread(&mut self, out: &mut Vec<Output>) {
         while let Some(member) = self.urgent.pop_first() {
             self.send_news(member, false, out);
         }
         if self.since_batch >= self.options.batch {
-            // The one that is furthest behind. One for each batch: so their number does not grow with the
+            // The member that is furthest behind. One for each batch: so their number does not grow with the
             // fleet's.
             let last = self.peers.iter().min_by_key(|(_, peer)| peer.sent).map(|(id, _)| *id);
             if let Some(member) = last.filter(|member| self.is_behind(*member)) {

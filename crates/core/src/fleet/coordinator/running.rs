@@ -17,9 +17,9 @@ pub(super) enum Stage {
 /// A partition that is being changed. Nothing else happens to it meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Running {
-    /// None where nothing moves: a new owner without data, or fewer holders.
+    /// None if nothing moves: a new owner without data, or fewer holders.
     pub(super) moving: Option<Move>,
-    /// The row that everybody but the destination knows until it is over.
+    /// The row that all but the destination know until it is over.
     pub(super) base: Row,
     pub(super) after: Holders,
     /// The backend then.

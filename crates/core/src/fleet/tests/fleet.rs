@@ -27,8 +27,8 @@ struct Site {
     fence: (u64, u64),
 }
 
-/// What an owner does at backends, step by step. Who does it may be gone by then, or own the partition no
-/// more: so may bytes be that lie in sockets.
+/// What an owner does at backends, step by step. The owner may be gone by then, or not own the partition any
+/// more, like bytes that lie in sockets.
 struct Work {
     /// By the name that it had when it began.
     member: u64,

@@ -326,7 +326,7 @@ fn parts_follow_weights() {
     let rows = vec![Row::default(); 1_000];
     let after = carried_out(&rows, &planned(&rows, &[(1, 1), (2, 3), (3, 0), (4, 6)], 1));
     assert_eq!([1, 2, 3, 4].map(|member| counts(&after, member).0), [100, 300, 0, 600]);
-    // Nobody can hold a partition twice, whatever its weight.
+    // No member can hold a partition twice, whatever its weight.
     let after = carried_out(&rows, &planned(&rows, &[(1, 1), (2, 1), (3, 98)], 2));
     assert_eq!([1, 2, 3].map(|member| counts(&after, member).1), [500, 500, 1_000]);
     assert!(planned(&rows, &[(1, 0)], 3).is_empty());

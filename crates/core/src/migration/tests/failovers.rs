@@ -116,7 +116,7 @@ fn a_target_that_failed_over_before_any_takeover_was_sent_can_have_the_slots_giv
     assert_eq!(run.asked(), "give-back", "it has fewer keys than the source");
 }
 
-/// Nobody owns the slots, and the target's replica has taken its place with this many keys.
+/// No node owns the slots, and the target's replica has taken its place with this many keys.
 fn seen_with_successor(run: &Run, keys: u64) -> Observation {
     Observation { target: run.seen('c', "t2", &SlotSet::new(), keys), ..run.owned_by_nobody() }
 }
@@ -324,7 +324,7 @@ fn a_source_that_restarted_with_fewer_keys_behind_the_fence_does_not_cost_the_ta
         }
     }
 
-    // One that has them all gets the slots back.
+    // A node that has them all gets the slots back.
     let mut run = Run::until("fence");
     run.unknown();
     let restarted =

@@ -138,7 +138,7 @@ impl Scene {
         self
     }
 
-    /// The changes, each of which must be about the one slot.
+    /// The changes; each must be about the one slot.
     fn changes(&self) -> Vec<Change> {
         let actions = self.plan().actions;
         actions
@@ -192,7 +192,8 @@ fn open_slots_are_closed_or_finished() {
     assert_eq!(Scene::new().migrating(0, 1).importing(1, 2).keys(1, 1).changes(), [clear(1), finish(true)]);
     assert_eq!(Scene::new().importing(1, 2).changes(), [clear(1)]);
     assert_eq!(Scene::new().importing(1, 2).keys(1, 1).changes(), [clear(1), empty(1, 0, false)]);
-    // A third node imports as well, from who is about to lose the slot: it must not take it by itself.
+    // A third node imports as well, from the node that is about to lose the slot: it must not take it by
+    // itself.
     assert_eq!(
         pair().keys(1, 2).importing(2, 0).keys(2, 1).changes(),
         [clear(2), finish(false), empty(2, 1, false)]
@@ -233,7 +234,7 @@ fn a_slot_without_owner_goes_where_the_rules_say() {
 
 #[test]
 fn a_broken_handover_goes_back_to_the_source() {
-    // The source names the target, which has not taken over; everybody else still names the source.
+    // The source names the target, which has not taken over; all others still name the source.
     let broken = Scene::new().sees(0, Some(1)).importing(1, 0).keys(0, 9).keys(1, 9);
     assert_eq!(broken.changes(), [clear(1), claim(0), empty(1, 0, true)]);
     // In a cluster of two there are as many votes for either.
@@ -254,7 +255,7 @@ fn views_that_differ_are_corrected() {
     let announce = || Change::Announce { owner: id(0) };
     assert_eq!(Scene::new().sees(2, Some(1)).changes(), [announce()]);
     assert_eq!(Scene::new().sees(5, Some(1)).changes(), [announce()]);
-    // Two that take each other for it: who has the keys gets it.
+    // Two nodes that take each other for it: the node with the keys gets it.
     let mutual = || Scene::new().sees(0, Some(1));
     assert_eq!(mutual().keys(1, 3).changes(), [claim(1)]);
     assert_eq!(mutual().keys(0, 3).changes(), [claim(0)]);

@@ -166,7 +166,7 @@ fn feeds_that_would_not_last() {
         },
         &Finding::Backlog { at: "s:1".to_owned(), bytes: 30_000, lasts_ms: 30_000 },
     );
-    // Nobody replicates yet: what is written is as long as what there is.
+    // Nothing replicates yet: what is written is as long as what there is.
     finds(
         |facts| {
             facts.rate = Rate { writes_per_second: 10.0, bytes_per_second: 0.0 };

@@ -20,7 +20,7 @@ impl Reader {
         !source.reads_pieces() && source.dump && self.shared.target.capabilities.restore
     }
 
-    /// Reads keys and hands over their states; false where the writer is gone.
+    /// Reads keys and hands over their states; false if the writer is gone.
     pub(super) async fn dump_unmeasured(&mut self, keys: Vec<Bytes>, out: &Out<'_>) -> Result<bool> {
         let mut groups = VecDeque::from(if keys.is_empty() { Vec::new() } else { self.groups(keys) });
         while let Some((mut group, estimate)) = groups.pop_front() {
@@ -52,7 +52,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Reads one key whose value may take all memory; false where the writer is gone.
+    /// Reads one key whose value may take all memory; false if the writer is gone.
     async fn dump_alone(&mut self, mut alone: Vec<Bytes>, out: &Out<'_>) -> Result<bool> {
         let bytes_max = self.shared.options.memory_bytes;
         let mut permit = self.shared.limits.budget.take(bytes_max).await;

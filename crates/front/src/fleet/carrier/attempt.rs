@@ -7,7 +7,7 @@ use whimbrel_engine::error::Error;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::payload::Dialect;
 
-/// A slot with more keys is not moved: nobody is served while it is.
+/// A slot with more keys is not moved: no client is served while it is.
 pub const LOAD_KEYS_MAX: u64 = 50_000;
 
 /// A slot with more keys is not carried. It is more than [`LOAD_KEYS_MAX`], since clients may write between
@@ -50,8 +50,8 @@ pub enum Refusal {
         /// Whose it is now.
         by: Token,
     },
-    /// Where the keys would go to there are others in this slot that no attempt has left: it was never
-    /// fenced. They may be somebody's.
+    /// The destination has other keys in this slot that no attempt has left: it was never fenced. They may be
+    /// a user's.
     Occupied {
         /// How many.
         keys: u64,

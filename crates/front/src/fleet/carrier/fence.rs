@@ -55,7 +55,7 @@ pub(super) fn fence_key(slot: Slot) -> Vec<u8> {
 }
 
 /// A name in the slot that no key has. A node that gives the slot to another one, or has given it, redirects
-/// who asks for it.
+/// clients that ask for it.
 pub(super) fn absent_key(slot: Slot) -> Vec<u8> {
     staging_key(ABSENT_JOB, tag_for_slot(slot).as_bytes())
 }
@@ -74,7 +74,7 @@ pub(super) enum MoveEnd {
     Destination,
 }
 
-/// A fence that was taken: what the fence is for as long as nobody takes it again.
+/// A fence that was taken: what the fence is for as long as no attempt takes it again.
 ///
 /// An attempt that takes it, with an equal token too, makes it another one. So what an earlier call of the
 /// same attempt has sent, and lies in a connection that was given up, is refused as well: it could remove
@@ -156,8 +156,8 @@ impl SlotClaim {
         }
     }
 
-    /// Writes payloads to the slot, in one step. Where one is refused, its index, and why; those before it
-    /// were written.
+    /// Writes payloads to the slot, in one step. If one is refused, its index, and why; those before it were
+    /// written.
     pub(super) async fn restore(
         &self,
         link: &mut Link,

@@ -26,10 +26,10 @@ const SIZES_AT_ONCE: usize = 256;
 pub struct Load {
     /// How many keys, the fence not among them.
     pub keys: u64,
-    /// The memory that they take, in bytes; 0 where the server does not report it. Large keys are estimated
-    /// from some of their elements.
+    /// The memory that they take, in bytes; 0 if the server does not report it. Large keys are estimated from
+    /// some of their elements.
     pub bytes: u64,
-    /// The memory that the largest one takes, in bytes; 0 where the server does not report it.
+    /// The memory that the largest one takes, in bytes; 0 if the server does not report it.
     pub largest_bytes: u64,
 }
 
@@ -40,14 +40,14 @@ impl Load {
     }
 }
 
-/// Looks what a slot has at a node that owns it, while it is served and changes, and without changing
-/// anything. Stops counting where it [is too much](Load::is_too_much). Where `MEMORY USAGE` is not to be had
-/// it only counts keys.
+/// Measures what a slot has at a node that owns it, while it is served and changes, and without changing
+/// anything. Stops counting if it [is too much](Load::is_too_much). If `MEMORY USAGE` is not available it
+/// only counts keys.
 ///
 /// # Errors
-/// As [`Link::call`]; what the node answers to who asks for keys of a slot that it does not own, or gives
-/// away. [`is_too_large`](whimbrel_engine::error::Error::is_too_large) where the names of the keys alone are
-/// more than 64 MiB.
+/// As [`Link::call`]; what the node answers to a client that asks for keys of a slot that it does not own, or
+/// gives away. [`is_too_large`](whimbrel_engine::error::Error::is_too_large) if the names of the keys alone
+/// are more than 64 MiB.
 pub async fn measure(at: &mut Link, slot: Slot, capabilities: &Capabilities) -> Result<Load> {
     let mut load = Load { keys: count(at, slot).await?, ..Load::default() };
     if !capabilities.memory_usage || load.is_too_much() || load.keys == 0 {

@@ -1,10 +1,10 @@
 //! Carries the keys of a slot from one backend to another, while nobody is served there.
 //!
-//! An owner may stand still in the middle of this, lose its lease, and go on when another one has the slot,
-//! and clients write to it at either side. So each command that changes keys is part of a script that looks
-//! at the *fence* first: a key of the slot, with the token of the attempt that may change it. Who begins a
-//! later attempt has taken the fence at both sides before it does anything else, and from then on what is
-//! left of earlier ones does nothing. `docs/design/fleet.md` shows why that is enough.
+//! An owner may stand still in the middle of this, lose its lease, and go on when another owner has the slot,
+//! and clients write to it at either side. So each command that changes keys is part of a script that checks
+//! the *fence* first: a key of the slot, with the token of the attempt that may change it. An owner that
+//! begins a later attempt has taken the fence at both sides before it does anything else, and from then on
+//! what is left of earlier ones does nothing. `docs/design/fleet.md` shows why that is enough.
 //!
 //! **Bounds.** Names: 64 MiB at either side. Payloads: a group that is read, while one is written, of about 1
 //! MiB each or of one key, of at most 128 MiB.
@@ -48,19 +48,19 @@ pub struct Carried {
     pub bytes: u64,
     /// Keys that had expired before they were read.
     pub expired: u64,
-    /// Keys that were there of an earlier attempt, and were removed first.
+    /// Keys of an earlier attempt that were there, and were removed first.
     pub cleared: u64,
 }
 
 /// Copies all keys of a slot, and removes what was there. The links lead to the nodes that own it at either
-/// side, and nobody is served in it. May be called again with the same token.
+/// side, and no client is served in it. May be called again with the same token.
 ///
 /// A slot without keys costs one round trip to each side; one with few keys costs four or five to the one,
 /// and three to the other.
 ///
 /// # Errors
-/// See [`Refusal`]. What `from` has is never touched but for its fence; what was written to `to` stays there
-/// until the next attempt removes it.
+/// See [`Refusal`]. What `from` has is never touched, except for its fence; what was written to `to` stays
+/// there until the next attempt removes it.
 pub async fn carry_slot(
     from: &mut Link,
     to: &mut Link,
@@ -91,7 +91,7 @@ pub async fn carry_slot(
     Ok(copy.carried)
 }
 
-/// Removes all keys of a slot at a node that owns it, but for the fence, which it takes first. How many there
+/// Removes all keys of a slot at a node that owns it, except the fence, which it takes first. How many there
 /// were.
 ///
 /// # Errors
@@ -106,8 +106,8 @@ pub async fn clear_slot(
     sweep(at, &seen).await
 }
 
-/// Removes what attempts have left of a slot at a node that owns it. Where it was never fenced its keys are
-/// somebody's, and stay.
+/// Removes what attempts have left of a slot at a node that owns it. If it was never fenced, its keys are a
+/// user's, and stay.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -128,7 +128,7 @@ pub async fn clear_what_was_left(
 async fn sweep(link: &mut Link, seen: &Seen) -> Result<u64, Refusal> {
     let mut page = seen.names.clone();
     let mut removed = 0;
-    // Each page goes as a whole, so there are no more of them unless somebody writes.
+    // Each page goes as a whole, so there are no more of them unless another client writes.
     for _ in 0..4 + seen.count / FIRST_NAMES {
         if page.is_empty() {
             return Ok(removed);
@@ -211,7 +211,7 @@ impl Copying<'_> {
     }
 }
 
-/// Sees that both sides have what was read, but for what has expired, and nothing else, and that both fences
+/// Sees that both sides have what was read, except what has expired, and nothing else, and that both fences
 /// are still the same.
 async fn verify(
     from: &mut Link,
@@ -219,7 +219,7 @@ async fn verify(
     holds: (&SlotClaim, &SlotClaim),
     lives: &HashMap<Bytes, Life>,
 ) -> Result<(), Refusal> {
-    // The fence, and one that would be too many.
+    // The fence, and one key that would be too many.
     let most = lives.len() as u64 + 2;
     let (origin, destination) = tokio::join!(read_left(from, holds.0, most), read_left(to, holds.1, most));
     let (origin, destination) = (origin?, destination?);
@@ -241,7 +241,7 @@ async fn verify(
     }
 }
 
-/// Somebody else writes.
+/// Another client writes.
 fn changed(link: &Link, what: &str) -> Refusal {
     let (side, at) = (link.endpoint().side, link.address().to_string());
     Error::unfit(side, at, "carry the keys of a slot", what)

@@ -94,9 +94,9 @@ pub(super) async fn read_left(link: &mut Link, hold: &SlotClaim, most: u64) -> R
     Ok(Left { names: read_names(link, names, owned)?, now_ms: read_time(link, now)? })
 }
 
-/// Queues two commands, for [`read_names`]. What a node says of the names of a slot that it does not own, or
-/// that it is giving to another node, is not all of them, and it says so to nobody. So it is asked for a key
-/// afterwards: then it redirects.
+/// Queues two commands, for [`read_names`]. If a node does not own a slot, or is giving it to another node,
+/// it does not list all of its names, and does not say so. So it is asked for a key afterwards: then it
+/// redirects.
 fn push_names(link: &mut Link, slot: Slot, most: u64) {
     slot_keys::push_names(link, slot, most);
     link.push(&[b"EXISTS", &absent_key(slot)]);

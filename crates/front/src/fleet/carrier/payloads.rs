@@ -15,7 +15,7 @@ use super::attempt::{Refusal, Route};
 /// Keys that are read, or written, at a time.
 pub(super) const GROUP_KEYS: usize = 256;
 
-/// Names and payloads that are read, or written, at a time, but for one key at least.
+/// Names and payloads that are read, or written, at a time, but at least one key.
 pub(super) const GROUP_BYTES: usize = 1 << 20;
 
 /// The largest payload that is held.
@@ -24,7 +24,7 @@ const DUMP_BYTES_MAX: u64 = 128 << 20;
 /// Keys whose sizes are asked for at a time.
 const SIZES_AT_ONCE: usize = 1_024;
 
-/// What a key counts as where the server does not report its size.
+/// What a key counts as if the server does not report its size.
 const UNKNOWN_BYTES: usize = 128 << 10;
 
 /// Until when a key is there.
@@ -36,7 +36,7 @@ pub(super) enum Life {
     Endless,
     /// Until this time, in milliseconds since the epoch.
     Until(i64),
-    /// Until its last element has expired, each of which has a time of its own. Nobody knows when that is.
+    /// Until its last element has expired: each has its own time. When that is, is unknown.
     Elements,
 }
 

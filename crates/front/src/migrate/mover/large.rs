@@ -49,9 +49,9 @@ impl Worker {
                 }
             }
         };
-        // From here on nobody reads it at the source any more.
+        // From here on no client reads it at the source any more.
         migration.locks.shut_out(key).await;
-        // Nobody counts keys from when it is removed there until it is no more on its way.
+        // No command counts keys from its removal there until it has arrived.
         let _gate = migration.gate.read().await;
         let moved = match copied {
             Ok(Some(Outcome::Gone)) => Moved::Earlier,
@@ -68,7 +68,7 @@ impl Worker {
         moved
     }
 
-    /// `None` where the target has another key of this name.
+    /// `None` if the target has another key of this name.
     async fn copy(&mut self, key: &[u8], is_tried_again: bool) -> Result<Option<Outcome>> {
         let migration = self.migration.clone();
         let (source, target) = self.links().await?;

@@ -7,7 +7,7 @@
 //! their own](large).
 //!
 //! - `worker`: moves keys in batches; `large`: what is different for large ones;
-//! - `pass`: an iteration over the source; `slots`: what is different where that is a cluster;
+//! - `pass`: an iteration over the source; `slots`: what is different if that is a cluster;
 //! - `sweep`: passes until the source is empty, and the filter made anew after a crash.
 
 mod large;

@@ -73,7 +73,8 @@ impl Pass {
         sum_of(&mut self.source, b"UNLINK", &staged, false).await?;
         for key in keys {
             if self.migration.is_known(&key) {
-                // Moved since the reply was made, or it has come back: then it must not be taken for the key.
+                // Moved since the reply was made, or it has come back: then it must not be mistaken for the
+                // key.
                 if self.stuck.insert(key.clone()) {
                     self.home.push(key);
                 }
@@ -136,8 +137,8 @@ impl Pass {
         }
     }
 
-    /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or
-    /// the source has forgotten that it was removed.
+    /// A key that is home is not at the source, for ever. A key that is has been put there by another client,
+    /// or the source has forgotten that it was removed.
     pub(super) async fn check_returned(&mut self) -> Result<()> {
         let is_one = !self.migration.servers.source.is_cluster();
         self.returned += sum_of(&mut self.source, b"EXISTS", &self.home, is_one).await?;
@@ -145,12 +146,12 @@ impl Pass {
         Ok(())
     }
 
-    /// Where none of a server's keys expires, that is not asked of each. In a cluster a key could be on its
+    /// If none of a server's keys expires, keys are not asked one by one. In a cluster a key could be on its
     /// way from one node to another.
     async fn check_expiries(&mut self, node: &mut Link) -> Result<()> {
         if !self.migration.servers.source.is_cluster() {
             let keyspace = Info::ask(node, "keyspace").await?.keyspace();
-            // A service may leave that out. Then nobody knows.
+            // A service may leave that out. Then it is unknown.
             let is_known = !keyspace.is_empty();
             self.migration.note_expiries(!is_known || keyspace.values().any(|counts| counts.expires > 0));
         }

@@ -18,15 +18,15 @@ use crate::upstream::were_at_rest;
 /// Keys of a slot that are asked for at first.
 const PAGE_KEYS: usize = 100;
 
-/// Keys of a slot that are asked for at most. Servers look for the first keys of a slot from where the first
-/// ever was, past all that have gone: so the more keys a slot has, the more are asked for at a time.
+/// Keys of a slot that are asked for at most. Servers look for the first keys of a slot from the place of the
+/// very first, past all that have gone: so the more keys a slot has, the more are asked for at a time.
 const PAGE_KEYS_MAX: usize = 5_000;
 
 /// Keys that have not gone, and are remembered. Each of them is reported again with every page, so they are
 /// fewer than one has room for.
 const STUCK_MAX: usize = PAGE_KEYS_MAX * 2 / 5;
 
-/// Slots that are asked about at a time, fewer where their keys would be more than [`PAGE_KEYS_MAX`].
+/// Slots that are asked about at a time, fewer if their keys would be more than [`PAGE_KEYS_MAX`].
 const SLOTS_AT_ONCE: usize = 16;
 
 /// A node, and the slots that it has as far as is known.
@@ -41,7 +41,7 @@ impl Pass {
         for number in groups() {
             let (done, open): (Vec<Slot>, Vec<Slot>) = group(number).partition(|slot| slots.is_done(*slot));
             if !self.is_scanned {
-                // Somebody else has put it there, or a node has forgotten that it was removed.
+                // Another client has put it there, or a node has forgotten that it was removed.
                 self.returned += counts(&mut nodes, &done).await?.values().sum::<u64>();
             }
             if open.is_empty() {
@@ -71,7 +71,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Has all keys of these slots moved. False where too many of them do not go.
+    /// Has all keys of these slots moved. False if too many of them do not go.
     async fn move_all_of(&mut self, nodes: &mut [Node], open: &[Slot]) -> Result<bool> {
         for (node, own) in nodes {
             let mut slots: Vec<Slot> = open.iter().filter(|slot| own.contains(*slot)).copied().collect();

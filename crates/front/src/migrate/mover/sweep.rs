@@ -41,7 +41,7 @@ async fn try_rebuild(migration: &MigrationState) -> Result<()> {
         loop {
             let (next, keys) = page(&mut node, &cursor, SCAN_COUNT).await?;
             let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
-            // Begun by the one that died. Where it has just been begun again, that is noticed, and it begins
+            // Begun by the process that died. If it has just been begun again, that is noticed, and it begins
             // once more.
             let left: Vec<Bytes> = staged
                 .into_iter()
@@ -87,7 +87,7 @@ async fn none_under_way(migration: &MigrationState) {
     let mut wanted = Vec::new();
     migration.locks.for_each_wanted(|key| wanted.push(Bytes::copy_from_slice(key)));
     for key in wanted {
-        // Where it has ended, this is one more that finds nothing.
+        // If its move has ended, this is another move that finds nothing.
         let _ = migration.locks.want(&key).await;
     }
 }
@@ -109,8 +109,8 @@ async fn pass(migration: &Arc<MigrationState>) -> Result<u64> {
     Ok(left)
 }
 
-/// How many keys there are, in all databases, and a database other than 0 that has some. Where there seem to
-/// be none although one could be on its way from one node of a cluster to another, it is one.
+/// How many keys there are in all databases, and a database other than 0 that has any. If there seem to be
+/// none although one could be on its way from one node of a cluster to another, it is one.
 async fn count(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     let before = upstream.claims().await?;
     let (mut left, mut other) = (0, None);

@@ -1,7 +1,7 @@
 //! A worker, which moves keys, several at a time where several wait.
 //!
 //! Keys that wait are taken in batches, and go through each step together. Each of them has its own lock, and
-//! its own end: one that a server refuses, that is too large, or that does not travel in one piece, leaves
+//! its own end: a key that a server refuses, that is too large, or that does not travel in one piece, leaves
 //! its batch and is moved alone. After an error all keys of the batch whose end is not known are moved alone,
 //! on new connections.
 
@@ -24,16 +24,16 @@ use crate::migrate::locks::{Moved, MovedSender};
 use crate::migrate::state::{Batch, MigrationState, RETRY_PAUSE};
 use crate::upstream::KillHandle;
 
-/// Workers for keys that commands want, each of which moves a batch at a time.
+/// Workers for keys that commands want; each moves a batch at a time.
 pub(super) const WORKERS: usize = 8;
 
 /// Workers of the background.
 pub(super) const BACKGROUND_WORKERS: usize = 4;
 
-/// Keys that one worker moves at a time where a command waits. Those that are wanted wait for few others.
+/// Keys that one worker moves at a time if a command waits. A wanted key waits for few others.
 const FEW: Limits = Limits { keys: 32, bytes: 256 << 10 };
 
-/// The same where none does.
+/// The same if none does.
 const MANY: Limits = Limits { keys: BATCH_KEYS, bytes: 512 << 10 };
 
 /// Keys that the background hands over at a time.
@@ -43,13 +43,13 @@ pub(super) const BATCH_KEYS: usize = 128;
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     keys: usize,
-    /// Values together take no more memory, but for one of them.
+    /// Values together take no more memory, except one of them.
     bytes: u64,
 }
 
 pub(super) struct Worker {
     pub(super) migration: Arc<MigrationState>,
-    /// Where large keys go.
+    /// The queue for large keys.
     large: mpsc::UnboundedSender<Bytes>,
     pub(super) source: Option<Link>,
     /// With what ends it.
@@ -66,11 +66,11 @@ enum Alone {
 /// Keys of a batch that are not moved yet.
 #[derive(Default)]
 struct Left {
-    /// To be moved together, and by which command they are read.
+    /// To be moved together, with the command that reads them.
     groups: Vec<(Fetch, Vec<Bytes>)>,
     /// To be moved alone.
     alone: Vec<Bytes>,
-    /// To be moved alone, where an attempt may have left the key at the target.
+    /// To be moved alone, if an attempt may have left the key at the target.
     again: Vec<Bytes>,
     /// For the workers of large keys.
     large: Vec<Bytes>,
@@ -88,7 +88,7 @@ impl Worker {
             if moves.lock().await.recv_many(&mut keys, FEW.keys).await == 0 {
                 return;
             }
-            // Nobody counts keys while one of them may be on both sides.
+            // No command counts keys while one of them may be on both sides.
             let migration = self.migration.clone();
             let gate = migration.gate.read().await;
             let large = self.bring_all_home(keys, FEW).await;
@@ -106,11 +106,11 @@ impl Worker {
                 let migration = self.migration.clone();
                 migration.resumed().await;
                 let gate = migration.gate.read().await;
-                // Asked each time: what a command wants is nobody's to keep waiting.
+                // Asked each time: a key that a command wants must not be kept waiting.
                 let is_wanted = migration.tally.waiting.load(Ordering::Relaxed) > 0;
                 let limits = if is_wanted { FEW } else { MANY };
                 let rest = keys.split_off(limits.keys.min(keys.len()));
-                // Locked only now. What readers hold, or somebody wants already, is moved by others.
+                // Locked only now. What readers hold, or another task wants already, is moved by others.
                 keys.retain(|key| !self.has_moved_since(key, &sender) && migration.locks.take(key, &sender));
                 let large = self.bring_all_home(std::mem::replace(&mut keys, rest), limits).await;
                 drop(gate);
@@ -180,14 +180,14 @@ impl Worker {
     async fn sort_out(&mut self, keys: &[Bytes], limits: Limits, left: &mut Left) -> Result<()> {
         let migration = self.migration.clone();
         if !migration.servers.source_can.memory_usage {
-            // Nobody knows how much it would be together.
+            // Their total size is unknown.
             left.alone = keys.to_vec();
             return Ok(());
         }
         let is_rebuilding = migration.is_rebuilding();
         let in_filter: Vec<&Bytes> =
             keys.iter().filter(|key| !is_rebuilding && migration.may_have_arrived(key)).collect();
-        // What the target has is home, but for what a crash has left. Where it is not asked, it is not
+        // What the target has is home, except what a crash has left. The target is not asked if it is not
         // needed: readers of a large key need not wait for a target that hangs.
         let (there, sizes) = match in_filter.is_empty() {
             true => (Vec::new(), sizes(&migration, self.source().await?, keys).await?),
@@ -269,7 +269,7 @@ impl Worker {
         }
     }
 
-    /// Tries to move a key whose lock is held. `None` where it has to be tried again.
+    /// Tries to move a key whose lock is held. `None` if it has to be tried again.
     async fn try_home(&mut self, key: &Bytes, is_tried_again: bool, of_any_size: bool) -> Option<Alone> {
         match self.attempt(key, is_tried_again, of_any_size).await {
             Ok(alone) => Some(alone),
@@ -287,16 +287,16 @@ impl Worker {
         }
     }
 
-    /// What follows where the target has another key of this name.
+    /// What follows if the target has another key of this name.
     pub(super) fn taken(&self, key: &[u8]) -> Moved {
         self.migration.alarms().taken = Some(Bytes::copy_from_slice(key));
         Moved::Refused("the target has another one of this name, which was not moved there".into())
     }
 
-    /// What follows from an error: `None` where the move begins again, on new connections.
+    /// What follows from an error: `None` if the move begins again, on new connections.
     pub(super) async fn after(&mut self, error: Error, key: &[u8]) -> Option<Moved> {
-        // Refused by a server. The lock may be let go only where nothing was written: a copy at the target
-        // that is not home would be taken for the key itself.
+        // Refused by a server. The lock may be let go only if nothing was written: a copy at the target that
+        // is not home would be mistaken for the key itself.
         if is_final(&error) && self.is_as_before(key).await {
             let text = error.to_string();
             self.migration.set_trouble(Some(text.clone()));
@@ -318,7 +318,7 @@ impl Worker {
         let migration = self.migration.clone();
         let route = route(&migration, is_tried_again);
         let is_in_filter = !migration.is_rebuilding() && migration.may_have_arrived(key);
-        // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
+        // What the target has is home, except what a crash has left, or an attempt that failed half-way.
         if !is_tried_again && is_in_filter {
             let (_, target) = self.links().await?;
             if target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
@@ -337,7 +337,7 @@ impl Worker {
         Ok(Alone::Moved(self.outcome(key, carried)))
     }
 
-    /// The connection to the source, made anew where there is none.
+    /// The connection to the source, made again if there is none.
     pub(super) async fn source(&mut self) -> Result<&mut Link> {
         if self.source.is_none() {
             self.source = Some(self.migration.open_source().await?);

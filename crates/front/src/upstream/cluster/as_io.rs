@@ -38,7 +38,7 @@ impl AsIo {
         }
     }
 
-    /// The connection, where all that was asked has been answered.
+    /// The connection, if all that was asked has been answered.
     pub(crate) fn into_inner(self) -> Box<dyn ClusterConnection> {
         self.cluster
     }
@@ -55,7 +55,7 @@ impl AsIo {
             let (len, whole) = match found.map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))? {
                 Request::Array(len) => (len, true),
                 Request::Incomplete(_) => (self.scanner.forgettable(&self.inbox), false),
-                // Nobody here writes such.
+                // Nothing here writes such requests.
                 Request::Inline(..) | Request::Nothing(_) => return Err(io::ErrorKind::InvalidData.into()),
             };
             if len > 0 {
@@ -117,7 +117,7 @@ impl AsyncWrite for AsIo {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.cluster.close();
-        // Where it has ended by that, all is done.
+        // If it has ended by that, all is done.
         let _ = this.drive(cx);
         Poll::Ready(Ok(()))
     }

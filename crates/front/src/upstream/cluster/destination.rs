@@ -23,7 +23,7 @@ pub(super) enum Destination {
     CrossSlot,
 }
 
-/// Where a command of `count` words goes, of which `words` are known so far: the first at least.
+/// Where a command of `count` words goes. `words` are known so far: at least the first.
 pub(super) fn destination(table: &CommandTable, words: &[&[u8]], count: usize) -> Destination {
     if words.len() < count.min(2) {
         return Destination::More;

@@ -5,8 +5,7 @@
 //! numbers are the same as long as the nodes are.
 //!
 //! Several servers or clusters can be behind it, the backends of a fleet: then each has an owner of each
-//! slot, and it is said elsewhere which of them has the data of which slot. Where nobody says so it is the
-//! first.
+//! slot, and other code says which of them has the data of which slot. By default it is the first.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +31,7 @@ pub(super) struct Map {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Owners {
     backend: u32,
-    /// For each slot the number of its owner and one; 0 where it has none.
+    /// For each slot the number of its owner and one; 0 if it has none.
     by_slot: Box<[u16]>,
     /// Those that have slots, by their numbers.
     primaries: Vec<u16>,
@@ -98,12 +97,12 @@ impl Map {
         &self.nodes[usize::from(number)]
     }
 
-    /// Who has a slot of the first backend.
+    /// Which node has a slot of the first backend.
     pub(super) fn owner(&self, slot: Slot) -> Option<u16> {
         self.owner_at(FIRST, slot)
     }
 
-    /// Who has a slot of a backend.
+    /// Which node has a slot of a backend.
     pub(super) fn owner_at(&self, backend: u32, slot: Slot) -> Option<u16> {
         let owners = self.backends.iter().find(|owners| owners.backend == backend)?;
         owners.by_slot[usize::from(slot.number())].checked_sub(1)

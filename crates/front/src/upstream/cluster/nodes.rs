@@ -46,12 +46,12 @@ pub(crate) struct Cluster<A> {
     pub(super) role: Role<A>,
 }
 
-/// What becomes of an answer who has which slot.
+/// What becomes of an answer about the owners of slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Adopt {
     /// It counts as another one in any case: others wait for an answer that is newer than theirs.
     Always,
-    /// It counts where it says something else.
+    /// It counts if it says something else.
     Changes,
 }
 
@@ -71,7 +71,7 @@ impl Cluster<NoFleet> {
     /// Asks one node for the commands that it has.
     ///
     /// # Errors
-    /// As [`CommandTable::ask`]; `Unfit` where it has too many primaries.
+    /// As [`CommandTable::ask`]; `Unfit` if it has too many primaries.
     pub(crate) async fn of(deployment: Deployment) -> Result<Arc<Cluster<NoFleet>>> {
         let topology = deployment.topology();
         if topology.shards.len() > NODES_MAX {
@@ -157,7 +157,7 @@ impl<A: Admission> Cluster<A> {
         self.deployment_at(address).open(address, 0).await
     }
 
-    /// The backend that has a node at this address; the first where none is known to.
+    /// The backend that has a node at this address; the first if none is known to.
     pub(super) fn deployment_at(&self, address: &Address) -> Arc<Deployment> {
         let further = self.further.read();
         let has_it = |deployment: &Deployment| deployment.topology().nodes().any(|node| node == address);
@@ -177,7 +177,7 @@ impl<A: Admission> Cluster<A> {
         Duration::from_millis(self.deployment.options.connect_timeout_ms)
     }
 
-    /// Asks who has which slot, unless somebody else has done so since `seen`.
+    /// Asks which node has which slot, unless another task has done so since `seen`.
     pub(super) async fn refresh(&self, seen: u64) {
         let mut last = self.refreshing.lock().await;
         if self.map().generation == seen {
@@ -186,8 +186,7 @@ impl<A: Admission> Cluster<A> {
         }
     }
 
-    /// The same, not more often than is worth it: for those who have no reason to think that it is another
-    /// one.
+    /// The same, not more often than is worth it: for callers that have no reason to expect a change.
     pub(super) async fn refresh_at_times(&self, seen: u64) {
         let mut last = self.refreshing.lock().await;
         if self.map().generation == seen && last.is_none_or(|last| last.elapsed() >= REFRESHED_EVERY) {
@@ -221,7 +220,7 @@ impl<A: Admission> Cluster<A> {
         }
     }
 
-    /// Takes in who has which slot now, where there is one backend, or these are the members.
+    /// Takes in which node has which slot now, if there is one backend, or these are the members.
     pub(crate) fn adopt(&self, topology: &Topology) {
         let mut map = self.map.write();
         *map = Arc::new(map.next(&[(FIRST, topology)]));
@@ -235,7 +234,7 @@ impl<A: Admission> Cluster<A> {
             topologies.iter().map(|(number, topology)| (*number, &**topology)).collect();
         let mut map = self.map.write();
         let next = map.next(&topologies);
-        // Connections keep the one that they have: where nothing changes they share it.
+        // Connections keep the map that they have: if nothing changes they share it.
         if what == Adopt::Always || !next.is_as(&map) {
             *map = Arc::new(next);
         }
@@ -278,7 +277,7 @@ pub(crate) async fn ask_keys(
 ) -> std::result::Result<Vec<Bytes>, String> {
     let asking = async {
         let mut kept = kept.lock().await;
-        // One that was kept may have been closed for want of use.
+        // A kept connection may have been closed because it was idle.
         if let Some(link) = kept.take()
             && let Ok((link, reply)) = ask(link, words).await
         {
@@ -298,7 +297,7 @@ pub(crate) async fn ask_keys(
     }
 }
 
-/// The link comes back where it is in step.
+/// The link comes back if it is in step.
 async fn ask(mut link: Link, words: &[Bytes]) -> Result<(Link, Value)> {
     let out = link.outbox();
     out.command(words.len() + 2);

@@ -18,8 +18,8 @@ pub(crate) trait Connector: fmt::Debug + Send + Sync {
     /// A connection for a client.
     fn open_for_client(self: Arc<Self>) -> Box<dyn ClusterConnection>;
 
-    /// A connection of our own, on which nobody has logged in. Where there are `ids`, each connection to a
-    /// node is noted there before anything else is sent on it.
+    /// A connection of our own, without a login. If there are `ids`, each connection to a node is noted there
+    /// before anything else is sent on it.
     fn open(self: Arc<Self>, ids: Option<Ids>) -> Box<dyn ClusterConnection>;
 }
 

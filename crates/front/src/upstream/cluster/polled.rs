@@ -11,11 +11,11 @@ use crate::upstream::shared::SharedConnections;
 /// A connection to a cluster. It does nothing but when it is polled, and nothing is sent for it any more once
 /// it has been dropped.
 pub(crate) trait ClusterConnection: Send {
-    /// Takes requests, sends what can be sent, and adds the replies that are next in turn; true where
-    /// anything moved.
+    /// Takes requests, sends what can be sent, and adds the replies that are next in turn; true if anything
+    /// moved.
     ///
     /// # Errors
-    /// [`Ended`] where nothing more will come. What is in `from` by then is still the client's.
+    /// [`Ended`] if nothing more will come. What is in `from` by then is still the client's.
     fn poll(&mut self, cx: &mut Context<'_>, to: &mut Requests, from: &mut Replies) -> Result<bool, Ended>;
 
     /// Whether the client was let go because it does not take in its replies: for a session that takes in

@@ -135,7 +135,7 @@ async fn a_coordinator_after_which_another_one_was_elected_writes_nothing() {
     assert!(refused.to_string().contains("another coordinator"), "{refused}");
     let (mut second, found) = EtcdJournal::begin(&options, &office, 64).await.expect("it begins");
     assert_eq!(found, after(Snapshot::new(64), 2, &[row(1, 1, 1)]));
-    // Nor where it takes the other's election for its own: the term is another one.
+    // Not even if it takes the other's election for its own: the term is another one.
     first.elected_at = office.elected_at;
     first.append(&[row(1, 2, 2)]).await.expect_err("the term is over");
     second.append(&[row(1, 3, 3)]).await.expect("written");
@@ -185,7 +185,7 @@ async fn who_is_elected_stays_so_while_the_lease_is_kept_alive_and_no_longer() {
     // etcd answers nothing any more: what was promised is not made longer, and ends.
     etcd.nodes()[0].suspend().expect("suspended");
     let mut until = office.until_ms.clone();
-    // The one that keeps it gives up when it is over.
+    // The candidate that keeps it gives up when it is over.
     let over = tokio::time::timeout(WAIT, until.wait_for(|_| false)).await.expect("in time");
     assert!(over.is_err() && *office.until_ms.borrow() <= clock::now_ms());
     etcd.nodes()[0].resume().expect("resumed");

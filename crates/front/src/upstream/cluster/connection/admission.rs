@@ -21,7 +21,7 @@ use crate::pipe::io::Ended;
 use crate::upstream::admission::{Admission, Verdict};
 use crate::upstream::cluster::nodes::Role;
 
-/// A request of a slot that nobody serves waits so long. That is longer than it takes to give away what a
+/// How long a request of a slot that no member serves waits. That is longer than it takes to give away what a
 /// lost member had.
 const NOBODY_WAIT: Duration = Duration::from_secs(5);
 
@@ -43,7 +43,7 @@ impl<A: Admission> Conn<A> {
                         if !self.map.has(guard.backend()) {
                             self.map = self.cluster.map();
                         }
-                        // Nobody can say how long it takes until it is reached for the first time.
+                        // How long it takes until it is reached for the first time cannot be said.
                         self.map.has(guard.backend()).then_some(Admitted::Open(Some(guard)))
                     }
                     Verdict::At(to) => Some(Admitted::Answer(format!("-MOVED {slot} {to}\r\n").into_bytes())),
@@ -93,8 +93,8 @@ impl<A: Admission> Conn<A> {
         admission
     }
 
-    /// `EXEC`: what has been queued is carried out now, so it is looked now who serves its slot. `None` where
-    /// the step is for the caller, with the guard.
+    /// `EXEC`: what has been queued is carried out now, so this checks now which member serves its slot.
+    /// `None` if the step is for the caller, with the guard.
     pub(super) fn admit_exec(
         &mut self,
         cx: &mut Context<'_>,
@@ -122,7 +122,7 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// What is different where each member serves a part of what one server has. `None`: nothing is.
+    /// What is different if each member serves a part of what one server has. `None`: nothing is.
     pub(super) fn as_member(
         &mut self,
         cx: &mut Context<'_>,
@@ -186,7 +186,7 @@ impl<A: Admission> Conn<A> {
         text
     }
 
-    /// Hears of the end of the lease, and of members that have come or gone; true where there was something.
+    /// Hears of the end of the lease, and of members that have come or gone; true if there was something.
     pub(super) fn hear_fleet_news(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         match &mut self.fleet_news {
             FleetNews::Nothing => Ok(false),
@@ -194,7 +194,7 @@ impl<A: Admission> Conn<A> {
                 if lapse.as_mut().poll(cx).is_pending() {
                     return Ok(false);
                 }
-                // What is under way is somebody else's from now on.
+                // What is under way is another member's from now on.
                 let is_under_way = |due: &Due| due.guard.is_some() || due.wait.is_some();
                 if self.alone_wait.is_some() || self.due.iter().any(is_under_way) {
                     return Err(Ended);
@@ -211,8 +211,8 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Who is no member any more may never answer: what was sent there is lost, and what was not is sent to
-    /// somebody else.
+    /// A former member may never answer: what was sent there is lost, and what was not is sent to another
+    /// member.
     fn leave_the_lost(&mut self) -> Result<(), Ended> {
         let Role::Members(gate) = &self.cluster.role else { return Ok(()) };
         for node in self.nodes.iter_mut().flatten().chain(&mut self.detour) {

@@ -1,10 +1,10 @@
 //! Requests that may wait for something to happen, before a fleet: `BLPOP`, `XREAD` with `BLOCK`, and others.
 //!
-//! Where all slots have one backend, they go on waiting there when their slot changes its owner, and keep it
-//! from nothing: it does not matter who serves it. Where data moves between backends, nobody may wait at the
-//! one that a slot leaves, or take something out of it late. So there they keep their slot as all requests
-//! do, and are ended when it is to move: the server is asked to let them go, and the client is sent here
-//! again.
+//! If all slots have one backend, they go on waiting there when their slot changes its owner, and keep it
+//! from nothing: it does not matter which member serves it. If data moves between backends, no request may
+//! wait at the backend that a slot leaves, or take something out of it late. So there they keep their slot as
+//! all requests do, and are ended when it is to move: the server is asked to let them go, and the client is
+//! sent here again.
 
 use std::task::{Context, Poll};
 
@@ -30,8 +30,8 @@ impl<A: Admission> Conn<A> {
         self.notice_seals();
     }
 
-    /// Nobody knows when requests of a client of the older protocol that listens are done, so they keep no
-    /// slot. False where they have to, as data moves between backends.
+    /// If a client of the older protocol listens, it is not known when its requests are done, so they keep no
+    /// slot. False if they have to, as data moves between backends.
     pub(super) fn hold_alone(&mut self) -> bool {
         if self.alone_wait.is_none() {
             self.alone_wait = self.gate().and_then(|gate| gate.waits().unpinned());
@@ -44,7 +44,7 @@ impl<A: Admission> Conn<A> {
     }
 
     /// Lets go of what waits in a slot that is to move, and ends a connection whose client keeps one from
-    /// that; true where something was looked at.
+    /// that; true if something was looked at.
     pub(super) fn heed_seals(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Some(seal_notice) = &mut self.seal_notice else { return Ok(false) };
         let mut looks = false;
@@ -88,7 +88,7 @@ impl<A: Admission> Conn<A> {
         let mut nodes: Vec<At> = Vec::new();
         for (number, due) in self.due.iter().enumerate() {
             match &due.wait {
-                // It may be anywhere by now, and nobody can say whether it has been carried out.
+                // It may be anywhere by now, and whether it has been carried out is unknown.
                 Some(Wait::Unpinned(wait)) if wait.has_to_end() => return Err(Ended),
                 // What is behind it is not done before it.
                 Some(Wait::Pinned(_)) if last.is_some_and(|last| number <= last) => nodes.push(due.at),
@@ -114,8 +114,8 @@ impl<A: Admission> Conn<A> {
         Ok(())
     }
 
-    /// What the client gets in place of an error by which the server says that it has let a request go.
-    /// `None`: it is another error, or was not our doing.
+    /// What the client gets in place of the server's error for a request that it has let go. `None`: it is
+    /// another error, or was not our doing.
     pub(super) fn sent_on(&self, line: &[u8]) -> Option<Vec<u8>> {
         let head = self.due.front()?;
         let is_ours = matches!(head.wait, Some(Wait::Pinned(true))) && line.starts_with(b"-UNBLOCKED");

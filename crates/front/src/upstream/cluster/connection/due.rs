@@ -22,7 +22,7 @@ pub(super) enum At {
 pub(super) struct Due {
     pub(super) at: At,
     pub(super) what: What,
-    /// To send it again; `None` where it was too long, or where that is never done.
+    /// To send it again; `None` if it was too long, or if that is never done.
     pub(super) request: Option<Bytes>,
     /// That of its keys.
     pub(super) slot: Option<Slot>,
@@ -44,7 +44,7 @@ pub(super) enum What {
     Reply,
     /// Our own.
     Own(Vec<u8>),
-    /// Nobody gets it.
+    /// No client gets it.
     Swallowed,
     /// This is given in its place.
     Replaced(Vec<u8>),
@@ -59,7 +59,7 @@ pub(super) enum What {
     Marker,
     /// That of `EXEC`, after those of what was held back until then.
     Transaction(Transaction),
-    /// To `WATCH`, where what is watched may turn out to be elsewhere.
+    /// To `WATCH`, if what is watched may turn out to be elsewhere.
     Watched,
 }
 

@@ -16,11 +16,12 @@ use crate::upstream::cluster::map::{Map, NODES_MAX};
 /// In a cursor: the node, above what the node itself gave.
 const NODE_SHIFT: u32 = 39;
 
-/// Where the nodes are members of a fleet, each of which may give cursors of a cluster's nodes. Clients that
-/// count with floating-point numbers get along with 32 members.
+/// If the nodes are members of a fleet: each may give cursors of a cluster's nodes. Clients that count with
+/// floating-point numbers get along with 32 members.
 const MEMBER_SHIFT: u32 = 48;
 
-/// What a node has replied to `SCAN`, with the cursor by which the client comes back: to it, or to the next.
+/// What a node has replied to `SCAN`, with the cursor with which the client comes back: to it, or to the
+/// next.
 pub(super) fn with_cursor(map: &Map, shift: u32, node: u16, reply: &[u8]) -> Vec<u8> {
     let cursor_at = |node: u16, cursor: u64| u64::from(node) << shift | cursor;
     let cursor_for = |cursor: u64| match cursor {
@@ -37,7 +38,7 @@ pub(super) fn with_cursor(map: &Map, shift: u32, node: u16, reply: &[u8]) -> Vec
 }
 
 impl<A: Admission> Conn<A> {
-    /// Where the node is in a cursor.
+    /// The position of the node in a cursor.
     pub(super) fn cursor_shift(&self) -> u32 {
         if self.holds_back() { MEMBER_SHIFT } else { NODE_SHIFT }
     }
@@ -80,7 +81,7 @@ impl<A: Admission> Conn<A> {
             self.push_reply(b"*2\r\n$1\r\n0\r\n*0\r\n".to_vec());
             return Ok(());
         };
-        // One that is no primary any more has no keys of its own: the next ones follow.
+        // A node that is no primary any more has no keys of its own: the next ones follow.
         let inner = if node == number { cursor & !mask } else { 0 };
         let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         words[1] = inner.to_string().into_bytes();

@@ -2,7 +2,7 @@
 //!
 //! Slots change their owners all the time there, and a command that is queued at one member cannot be carried
 //! out at another. What was refused as a whole was not carried out, so it is sent again as a whole. Something
-//! that is watched is at one member: where its slot leaves that, the transaction is answered as if what is
+//! that is watched is at one member: if its slot leaves that, the transaction is answered as if what is
 //! watched had been changed, and the client begins again.
 
 use std::task::Context;
@@ -39,7 +39,7 @@ impl<A: Admission> Conn<A> {
                 // What is too long to be held goes to its node, with all that came before it, and is not sent
                 // again.
                 if !first.whole || *bytes + first.len > QUEUED_BYTES_MAX {
-                    // Nobody could know there whether what was watched has changed.
+                    // There it cannot be known whether what was watched has changed.
                     return match self.watching.is_some() || self.watch_lost {
                         true => self.refuse(cx, first.len, first.whole, TOO_LONG.to_vec()).map(Some),
                         false => Ok(None),
@@ -128,7 +128,7 @@ impl<A: Admission> Conn<A> {
             What::Transaction(Transaction { count, left: count, refused: None }),
             slot,
         )?;
-        // Where something is watched it belongs to that node.
+        // If something is watched, the request belongs to that node.
         if self.watching.take().is_none()
             && let Some(due) = self.due.back_mut()
         {

@@ -5,13 +5,11 @@
 //! node is read from whose reply is next, so
 //! nothing has to be held for its turn.
 //!
-//! **Redirections.** A request of which a node says that the slot has moved is sent again, to the node that
-//! has it, on a connection that is used for
-//! such requests alone: on the usual one other replies may come before. Until nothing is due any more no
-//! further requests are taken then, so
-//! requests for one key keep their order. Therefore requests are kept until their replies have come, if they
-//! are no longer than `io::OUT_BYTES_MAX`. A longer one is passed on while it arrives, and answered with an
-//! error instead.
+//! **Redirections.** If a node says that a request's slot has moved, the request is sent again, to the node
+//! that has it, on a connection that is used for such requests alone: on the usual connection other replies
+//! may come before. Until nothing is due any more no further requests are taken then, so requests for one key
+//! keep their order. Therefore requests are kept until their replies have come, if they are no longer than
+//! `io::OUT_BYTES_MAX`. A longer one is passed on while it arrives, and answered with an error instead.
 //!
 //! **What belongs to a connection** (user, protocol, name) is sent to each node before anything else is.
 //! Transactions and watches are with the

@@ -32,11 +32,11 @@ impl FleetNews {
     }
 }
 
-/// Notifies when slots are sealed of which something may be under way.
+/// Notifies when slots are sealed that may have requests under way.
 pub(super) struct SealNotice {
     pub(super) seals: NextNews,
-    /// Until it is looked again, whatever is reported: what was let go of may have arrived at the server
-    /// after that, and a client may do nothing.
+    /// Until the next check, whatever is reported: what was let go of may have arrived at the server after
+    /// that, and a client may do nothing.
     pub(super) again: Option<Pin<Box<Sleep>>>,
     /// The client keeps such a slot from moving.
     pub(super) stall: Option<Stall>,
@@ -66,7 +66,8 @@ impl Stall {
         Stall { since: now, moved_at: now, until_answered }
     }
 
-    /// Whether it has been waited for long enough: for one that does nothing, and for one that does little.
+    /// Whether it has been waited for long enough: for a client that does nothing, and for a client that does
+    /// little.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         now >= self.moved_at + IDLE || now >= self.since + STALLED
     }

@@ -10,7 +10,7 @@ use whimbrel_wire::boundary::Boundary;
 
 use crate::upstream::shared::Handle;
 
-/// A connection, and the id that the server gave it where that was asked for and answered.
+/// A connection, and the id that the server gave it if that was asked for and answered.
 pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<(Io, Option<i64>)>> + Send>>;
 
 /// A node, and what is on its way there and back.
@@ -22,17 +22,17 @@ pub(super) struct Node {
     pub(super) boundary: Boundary,
     /// Replies that are to come from it.
     pub(super) due: usize,
-    /// Requests in `to`, where they are counted: on a shared connection.
+    /// Requests in `to`, if they are counted: on a shared connection.
     pub(super) asked: usize,
     /// It has answered the client with something but an error.
     pub(super) is_let_in: bool,
-    /// By which a request that waits for something to happen is ended, where this front serves slots of a
+    /// With this a request that waits for something to happen is ended, if this front serves slots of a
     /// fleet.
     pub(super) id: Option<i64>,
 }
 
 impl Node {
-    /// One to which nothing has been sent.
+    /// A node to which nothing has been sent.
     pub(super) fn new(address: Address, state: State) -> Node {
         Node {
             address,
@@ -51,12 +51,12 @@ impl Node {
 pub(super) enum State {
     Connecting(Connecting),
     Up(Box<Io>),
-    /// By one that other clients use as well.
+    /// By a connection that other clients use as well.
     Shared(Handle),
     /// It could not be reached, and nothing was sent to it.
     Failed {
         why: String,
-        /// It refuses who the client is.
+        /// It refuses the client's login.
         is_refused: bool,
     },
 }

@@ -133,7 +133,7 @@ impl<A: Admission> Conn<A> {
                 };
             }
             if matches!(node.state, State::Failed { .. }) {
-                // Nothing of it is sent: what may be sent again goes to another one, from where it is kept.
+                // Nothing of it is sent: what may be sent again goes to another node, from the kept copy.
                 node.to.clear();
             }
             if let State::Up(io) = &mut node.state {
@@ -148,10 +148,10 @@ impl<A: Admission> Conn<A> {
     }
 }
 
-/// The same, where its user may ask for it.
+/// The same, if its user may ask for it.
 ///
 /// # Errors
-/// Where the connection is lost.
+/// If the connection is lost.
 async fn id_if_permitted(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
     let lost = |e: io::Error| Error::own("ask for the id of a connection", e);
     let asked = async {

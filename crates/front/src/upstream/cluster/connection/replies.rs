@@ -59,7 +59,7 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Takes what has arrived of the reply that is next; true where that was anything.
+    /// Takes what has arrived of the reply that is next; true if that was anything.
     pub(super) fn reply_of(&mut self, cx: &mut Context<'_>, at: At) -> Result<bool, Ended> {
         let is_full = self.to_client.len() >= OUT_BYTES_MAX;
         let Some(node) = self.node_at(at) else { return Err(Ended) };
@@ -88,7 +88,7 @@ impl<A: Admission> Conn<A> {
         if is_over && !moved { Err(Ended) } else { Ok(moved) }
     }
 
-    /// Hands on the frames of a node for as long as they are next in turn; true where there were any.
+    /// Hands on the frames of a node for as long as they are next in turn; true if there were any.
     pub(super) fn take_frames(&mut self, at: At) -> Result<bool, Ended> {
         let mut moved = false;
         loop {
@@ -137,8 +137,8 @@ impl<A: Admission> Conn<A> {
             moved |= bytes > 0;
             match kind {
                 None => return Ok(moved),
-                // Messages come when they come. One that came within a reply that is looked at is lost to it,
-                // not to the client.
+                // Messages come at any time. A message that came within a reply that is looked at is lost to
+                // that reply, not to the client.
                 Some(b'>') => {
                     let pushed = std::mem::take(&mut self.collected);
                     self.to_client.add_whole(&pushed);
@@ -235,7 +235,7 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Other nodes have to be sent anew what the client is.
+    /// Other nodes have to be told again what the client is.
     pub(super) fn forget_all_but(&mut self, kept: At) {
         for (number, node) in (0..).zip(&mut self.nodes) {
             if At::Node(number) != kept && node.as_ref().is_some_and(|node| node.due == 0) {
@@ -375,8 +375,8 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// The node of the first that is due cannot be reached, or refuses who the client is, which it will do
-    /// again; and nothing was sent there.
+    /// The node of the first request that is due cannot be reached, or refuses the client's login, which it
+    /// will do again; and nothing was sent there.
     pub(super) fn unreachable(&mut self, why: String, is_refused: bool) {
         self.refresh();
         let Some(head) = self.due.front_mut() else { return };
@@ -389,7 +389,8 @@ impl<A: Admission> Conn<A> {
         let is_marker = matches!(head.what, What::Marker);
         let line = format!("-CLUSTERDOWN whimbrel front: {}\r\n", one_line(&why));
         if is_marker {
-            // What is before it is no request here, and has no other answer. Nothing is heard from there.
+            // What is before it is no request here, and has no other answer. The client listens to nothing
+            // there.
             self.listening = Listening::No;
             self.to_client.add_whole(line.as_bytes());
             return self.arrived(false);

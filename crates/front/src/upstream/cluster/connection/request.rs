@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use whimbrel_fleet::Guard;
 
-/// What is queued of a transaction before it is known to which node it goes.
+/// What is queued of a transaction before its node is known.
 pub(super) const QUEUED_BYTES_MAX: usize = 1 << 20;
 
 pub(super) const CROSS_SLOT: &[u8] = b"-CROSSSLOT Keys in request don't hash to the same slot\r\n";
@@ -17,7 +17,7 @@ pub(super) const EXEC_ABORT: &[u8] = b"-EXECABORT Transaction discarded because 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Multi {
     No,
-    /// No command with keys has come yet, so it is not known to which node it goes.
+    /// No command with keys has come yet, so its node is not known.
     Open {
         queued: Vec<Bytes>,
         bytes: usize,
@@ -73,7 +73,7 @@ pub(super) struct First {
     pub(super) is_channel: bool,
 }
 
-/// A request waits until somebody serves its slot.
+/// A request waits until a member serves its slot.
 pub(super) struct Waiting {
     pub(super) until: Instant,
     pub(super) pause: Pin<Box<Sleep>>,
@@ -81,7 +81,7 @@ pub(super) struct Waiting {
 
 /// Whether a request may be carried out here.
 pub(super) enum Admitted {
-    /// Yes; where there is a guard, it has to be kept until the reply has come.
+    /// Yes; if there is a guard, it has to be kept until the reply has come.
     Open(Option<Guard>),
     /// No, and this is what the client gets.
     Answer(Vec<u8>),

@@ -51,7 +51,7 @@ impl<A: Admission> ClusterConnection for Conn<A> {
 
     fn is_let_go(&mut self, cx: &mut Context<'_>) -> bool {
         let shared = self.sharing.iter().flat_map(|sharing| &sharing.nodes).flatten();
-        // One that owes nothing has lost nothing.
+        // A node that owes nothing has lost nothing.
         let shared = shared.filter(|node| node.due > 0);
         // Each of them, so that any wakes it.
         shared.fold(false, |is_any, node| match &node.state {
@@ -112,10 +112,10 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Moves all that can be moved; true where anything was.
+    /// Moves all that can be moved; true if anything was.
     fn drive(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = false;
-        // Once more where seals are noticed from now on, so that they wake this.
+        // Once more if seals are noticed from now on, so that they wake this.
         while self.step(cx)? || self.waits_for_client() && self.notice_seals() {
             moved = true;
         }

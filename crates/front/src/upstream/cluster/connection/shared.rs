@@ -21,7 +21,7 @@ impl Sharing {
         Sharing { connections, nodes: Vec::new(), is_alone: false, is_unmarked: false }
     }
 
-    /// Whether a request with these words goes over a shared connection where it may.
+    /// Whether a request with these words goes over a shared connection if it may.
     pub(super) fn takes(&mut self, words: &[&[u8]], may_share: bool) -> bool {
         let [name, rest @ ..] = words else { return false };
         self.is_alone |= binds(name, rest.first().copied());

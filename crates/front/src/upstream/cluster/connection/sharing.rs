@@ -40,11 +40,11 @@ impl<A: Admission> Conn<A> {
                 self.send(cx, number, MARK, What::Swallowed, None)?;
             }
         }
-        // Where there is nobody to mark there is nothing to wait for.
+        // If there is no node to mark, there is nothing to wait for.
         Ok(!self.due.is_empty())
     }
 
-    /// By which shared connection a request to this node goes; `None` where it is to go by the client's own.
+    /// By which shared connection a request to this node goes; `None` if it is to go by the client's own.
     pub(super) fn shared_at(&mut self, cx: &mut Context<'_>, number: u16) -> Result<Option<At>, Ended> {
         let at = At::Shared(number);
         // Those before it are still under way there.
@@ -87,13 +87,13 @@ impl<A: Admission> Conn<A> {
         Ok(Step::Taken)
     }
 
-    /// Hands over what shared connections are to send; true where there was anything.
+    /// Hands over what shared connections are to send; true if there was anything.
     pub(super) fn drive_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.give_up_unopened(cx)?;
         let Some(sharing) = &mut self.sharing else { return Ok(moved) };
         for node in sharing.nodes.iter_mut().flatten().filter(|node| !node.to.is_empty()) {
             let State::Shared(handle) = &mut node.state else { continue };
-            // Another one where that has ended and nothing was under way on it.
+            // Another handle if that one has ended and nothing was under way on it.
             if node.due == node.asked && !handle.is_open_for(&self.identity) {
                 *handle = sharing.connections.handle_at(&node.address, &self.identity).ok_or(Ended)?;
             }
@@ -134,7 +134,7 @@ impl<A: Admission> Conn<A> {
         Ok(true)
     }
 
-    /// Takes what has arrived of the reply that is next; true where that was anything.
+    /// Takes what has arrived of the reply that is next; true if that was anything.
     pub(super) fn shared_reply_of(&mut self, cx: &mut Context<'_>, at: At) -> Result<bool, Ended> {
         let Some(node) = self.node_at(at) else { return Err(Ended) };
         let State::Shared(handle) = &node.state else { return Err(Ended) };

@@ -2,10 +2,10 @@
 //! slots.
 //!
 //! A node that is at work says nothing either, and clients wait in `BLPOP` for hours. So nothing is given up
-//! for silence alone: other nodes are asked who has the slots. One that has none by what they say is asked
-//! itself, on a connection of its own: it may be a node to which slots are on their way, or have another name
-//! there. If it does not answer either, nothing will be heard of it, and what became of the client's requests
-//! is not known. What was never sent goes to the node that has the slot now.
+//! for silence alone: other nodes are asked which node has the slots. A node that has none by what they say
+//! is asked itself, on a connection of its own: it may be a node to which slots are on their way, or have
+//! another name there. If it does not answer either, nothing will be heard of it, and what became of the
+//! client's requests is not known. What was never sent goes to the node that has the slot now.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -24,11 +24,10 @@ use crate::upstream::cluster::nodes::{Cluster, Role};
 const SILENCE: Duration = Duration::from_secs(2);
 
 impl<A: Admission> Conn<A> {
-    /// Has the topology asked for where nothing comes of the first reply that is due. True where anything was
-    /// begun.
+    /// Has the topology asked for if the first reply that is due does not come. True if anything was begun.
     pub(super) fn hear_silence(&mut self, cx: &mut Context<'_>) -> bool {
-        // Members report who has which slot without being asked. A check that goes on while nothing is due
-        // spares a timer for each request.
+        // Members report without being asked which member has which slot. A check that goes on while nothing
+        // is due spares a timer for each request.
         if self.due.is_empty() || matches!(self.cluster.role, Role::Members(_)) {
             return false;
         }
@@ -53,7 +52,7 @@ impl<A: Admission> Conn<A> {
         true
     }
 
-    /// Looks whether the node whose reply is due has slots by what is known now, and asks it where not.
+    /// Checks whether the node whose reply is due has slots by what is known now, and asks it if not.
     pub(super) fn check_silent_node(&mut self) {
         if !std::mem::take(&mut self.is_silent) {
             return;
@@ -82,7 +81,7 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Gives the connection up where a node that was asked does not answer.
+    /// Gives the connection up if a node that was asked does not answer.
     pub(super) fn leave_the_dead(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Some(probe) = &mut self.probing else { return Ok(false) };
         let Poll::Ready(is_alive) = probe.is_alive.as_mut().poll(cx) else { return Ok(false) };

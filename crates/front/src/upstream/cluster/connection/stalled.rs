@@ -1,12 +1,11 @@
 //! Clients that keep a slot from moving: it is sealed until their requests are done, and others wait for it.
 //!
 //! A client may take in none of its replies, so that nothing is read from the node whose reply is next; or
-//! send the beginning of a long request and never its end; or have sent requests behind one that waits for
-//! something to happen. Its connection is ended then. Whose node is slow is not ended: the client can do
-//! nothing about that.
+//! send the beginning of a long request and never its end; or have sent requests behind a request that waits
+//! for something to happen. Its connection is ended then. If only the node is slow, the connection is not
+//! ended: the client can do nothing about that.
 //!
-//! Nothing is looked at before a client is the one that is waited for, and what is looked at then only as
-//! long as a slot is sealed.
+//! Nothing is checked before a client is waited for, and then only as long as a slot is sealed.
 
 use tokio::time::{Instant, sleep};
 use whimbrel_fleet::Guard;
@@ -18,7 +17,7 @@ use crate::pipe::io::{Ended, OUT_BYTES_MAX};
 use crate::upstream::admission::Admission;
 
 impl<A: Admission> Conn<A> {
-    /// Looks from now on whether slots are sealed of which something is under way; false where that was done
+    /// Checks from now on whether slots are sealed that have requests under way; false if that was done
     /// already, or slots are not sealed here.
     pub(super) fn notice_seals(&mut self) -> bool {
         let Some(gate) = self.gate().filter(|_| self.seal_notice.is_none()) else { return false };
@@ -36,7 +35,7 @@ impl<A: Admission> Conn<A> {
         (is_full || matches!(self.passing, Some(Some(_)))) && !self.due.is_empty()
     }
 
-    /// Where the last of what is under way is whose slot is sealed.
+    /// The position of the last request under way whose slot is sealed.
     pub(super) fn last_sealed(&self) -> Option<usize> {
         self.due.iter().rposition(is_sealed)
     }
@@ -47,7 +46,7 @@ impl<A: Admission> Conn<A> {
         let is_full = self.to_client.len() >= OUT_BYTES_MAX;
         let is_half_sent = matches!(self.passing, Some(Some(_))) && self.inbox.is_empty();
         let waits_for_rest = is_half_sent && self.due.back().is_some_and(is_sealed);
-        // One that keeps its slot is let go of.
+        // A request that keeps its slot is let go of.
         let waits = |due: &Due| matches!(due.wait, Some(Wait::Unpinned(_)));
         let is_held_up = is_full || waits_for_rest || self.due.iter().take(last).any(waits);
         let Some(seal_notice) = &mut self.seal_notice else { return Ok(()) };

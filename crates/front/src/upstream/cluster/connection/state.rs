@@ -24,7 +24,7 @@ use crate::upstream::cluster::map::Map;
 use crate::upstream::cluster::nodes::{Cluster, Ids, Role};
 use crate::upstream::identity::Identity;
 
-/// While so much is kept to be sent again, no more requests are taken.
+/// While this much is kept to be sent again, no more requests are taken.
 pub(super) const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// This many requests may be under way.
@@ -72,7 +72,7 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     /// By their numbers.
     pub(super) nodes: Vec<Option<Box<Node>>>,
     pub(super) detour: Option<Box<Node>>,
-    /// Where reads and writes may go over connections that others use as well.
+    /// If reads and writes may go over connections that others use as well.
     pub(super) sharing: Option<Sharing>,
     /// Where commands without keys go.
     pub(super) main: Option<u16>,
@@ -86,16 +86,16 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) watching: Option<u16>,
     /// Something that should be watched is not: the transaction that follows must not be carried out.
     pub(super) watch_lost: bool,
-    /// That of the keys of the transaction, or of what is watched, where this front serves slots of a fleet.
+    /// The slot of the transaction's keys, or of what is watched, if this front serves slots of a fleet.
     pub(super) bound_slot: Option<Slot>,
-    /// The first request waits for somebody who serves its slot.
+    /// The first request waits for a member that serves its slot.
     pub(super) waiting: Option<Waiting>,
     pub(super) fleet_news: FleetNews,
     /// While requests are under way that may wait for something to happen, that the client holds up, or that
     /// keep no slot.
     pub(super) seal_notice: Option<SealNotice>,
     pub(super) listening: Listening,
-    /// Requests were sent that keep no slot, and nobody knows whether they are done.
+    /// Requests were sent that keep no slot, and it is not known whether they are done.
     pub(super) alone_wait: Option<UnpinnedWait>,
     /// No more requests are taken until nothing is due.
     pub(super) settling: bool,
@@ -151,7 +151,7 @@ impl<A: Admission> Conn<A> {
         self.gate().is_some()
     }
 
-    /// Members report who has which slot without being asked.
+    /// Members report without being asked which member has which slot.
     pub(super) fn follow_members(&mut self) {
         if self.holds_back() {
             self.map = self.cluster.map();

@@ -26,7 +26,7 @@ const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several node
 const ONE_LISTENING: &str = "one connection can listen to one node of a cluster: use another one for this";
 
 impl<A: Admission> Conn<A> {
-    /// Takes requests for as long as there is room for what comes of them.
+    /// Takes requests for as long as there is room for what they lead to.
     pub(super) fn take(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut taken = false;
         let shared = self.sharing.iter().flat_map(|sharing| &sharing.nodes);
@@ -69,8 +69,8 @@ impl<A: Admission> Conn<A> {
         }
         match self.passing {
             Some(to) => {
-                // Where it cannot be reached its number may come to be another one's, which must not begin in
-                // the middle of a request.
+                // If it cannot be reached, its number may become another node's, which must not begin in the
+                // middle of a request.
                 let to = to.filter(|number| self.is_reachable(*number));
                 let part = self.advance(whole, to);
                 if let Some(node) = to.and_then(|to| self.node_at(At::Node(to))) {
@@ -286,8 +286,8 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// What a client says of itself: to one node, and to those where something of it is open. The others
-    /// learn it when they are needed.
+    /// What a client says about itself: to one node, and to the nodes where something of it is open. The
+    /// others learn it when they are needed.
     fn introduce(&mut self, cx: &mut Context<'_>, first: First, what: Trait) -> Result<Step, Ended> {
         let request = self.advance(first.whole, None);
         let main = self.main()?;
@@ -327,7 +327,7 @@ impl<A: Admission> Conn<A> {
             self.listening = Listening::Alone(node);
             return Ok(Step::Taken);
         }
-        // What it answers is distinguished from replies by its kind, but for errors: the reply to this shows
+        // What it answers is distinguished from replies by its kind, except errors: the reply to this shows
         // that none will come any more.
         let fence = Bytes::from(as_array(&[b"PING".to_vec()]));
         self.send(cx, node, &fence, What::Marker, None)?;
@@ -352,7 +352,7 @@ impl<A: Admission> Conn<A> {
                 Admitted::Open(_guard) => may_pass = self.hold_alone(),
                 Admitted::Waits => return Ok(Step::Waits),
                 // What it is sent here comes as another kind of error, which no client follows: it finds out
-                // who serves the slot when it connects again.
+                // which member serves the slot when it connects again.
                 Admitted::Answer(_) => return Err(Ended),
             }
         }
@@ -492,7 +492,7 @@ impl<A: Admission> Conn<A> {
                 return self.pass_bound(cx, first, node);
             }
             Destination::Slot(slot) => match self.admit_together(cx, slot) {
-                // Where its data has moved meanwhile, `EXEC` finds that out.
+                // If its data has moved meanwhile, `EXEC` finds that out.
                 Admitted::Open(guard) if guard.is_some() || self.map.owner(slot) == Some(node) => {
                     return self.pass_bound(cx, first, node);
                 }
