@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo};
 pub use whimbrel_loadgen::slots::slot_of;
 
@@ -196,6 +197,15 @@ fn sibling(seed: &Client, addr: &str, slots: Vec<RangeInclusive<u16>>) -> Result
     };
     let client = Client::open(info.set_addr(there).into_connection_info()?)?;
     Ok(Primary { client, name, slots })
+}
+
+/// A client of the cluster that a node (`HOST:PORT`) belongs to, as the `redis` crate has one. By itself it
+/// gives each connection a second, which a busy machine may need for less.
+///
+/// Panics where `address` is none.
+pub fn cluster_client(address: impl Display) -> ClusterClient {
+    let builder = ClusterClientBuilder::new([format!("redis://{address}/")]);
+    builder.connection_timeout(CONNECT_TIMEOUT).build().expect("an address")
 }
 
 /// What a server answers to a command in words, of which none has a space.

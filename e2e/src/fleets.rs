@@ -16,6 +16,9 @@ use crate::deployment::Deployment;
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(150);
 
+/// How long a connection to a member that serves may take, the introduction of the client included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -221,13 +224,13 @@ impl Member {
     /// A connection as clients of clusters have it.
     #[track_caller]
     pub fn connect(&self) -> redis::Connection {
-        connect(&self.address()).expect("a connection")
+        connect_within(&self.address(), CONNECT_TIMEOUT).expect("a connection")
     }
 
     /// A connection as others have it.
     #[track_caller]
     pub fn connect_forwarding(&self) -> redis::Connection {
-        connect(&self.forwarding()).expect("a connection")
+        connect_within(&self.forwarding(), CONNECT_TIMEOUT).expect("a connection")
     }
 }
 
@@ -310,12 +313,16 @@ fn signal(pid: u32, signal: Signal) {
     kill(pid, signal).expect("the process is there");
 }
 
-/// A connection.
+/// A connection, for clients that try another member where one takes long.
 ///
 /// # Errors
 /// Where there is none.
 pub fn connect(address: &str) -> redis::RedisResult<redis::Connection> {
-    redis::Client::open(format!("redis://{address}/"))?.get_connection_with_timeout(Duration::from_secs(5))
+    connect_within(address, Duration::from_secs(5))
+}
+
+fn connect_within(address: &str, within: Duration) -> redis::RedisResult<redis::Connection> {
+    redis::Client::open(format!("redis://{address}/"))?.get_connection_with_timeout(within)
 }
 
 #[track_caller]

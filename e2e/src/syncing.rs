@@ -24,9 +24,10 @@ pub fn deployment(addr: impl std::fmt::Display) -> Deployment {
     Deployment::at(addr).expect("the servers answer")
 }
 
-/// Three primaries with a replica each, which fail over within seconds.
+/// Three primaries with a replica each, which fail over within seconds, and not because a machine stands
+/// still for less.
 pub fn cluster(engine: Engine) -> ClusterBuilder {
-    Cluster::builder(engine).primaries(3).replicas(1).node_timeout_ms(4_000)
+    Cluster::builder(engine).primaries(3).replicas(1).node_timeout_ms(5_000)
 }
 
 /// Writes keys of every type, and [`KEYS`] strings.
@@ -112,7 +113,7 @@ impl Sync {
     pub fn cutover_without_fence(&self) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let output = self.cutover(&["--fence", "none", "--max-pause", "5s"]);
+            let output = self.cutover(&["--fence", "none", "--max-pause", "20s"]);
             if output.code() == Some(0) {
                 return report(&output)["report"].clone();
             }

@@ -13,9 +13,9 @@ use crate::ports;
 use crate::process::{self, Process};
 use crate::server::Server;
 
-const READY_TIMEOUT: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 const POLL: Duration = Duration::from_millis(10);
 

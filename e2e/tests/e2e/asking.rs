@@ -163,10 +163,10 @@ fn a_cutover_asks() {
     wait_until_following(&mut sync);
     let state = job.state.path().join("whimbrel");
     let state = state.to_str().expect("a plain name");
-    let cutover = ["cutover", "--state-dir", state, "--fence", "pause", "--max-pause", "5s"];
+    let cutover = ["cutover", "--state-dir", state, "--fence", "pause", "--max-pause", "20s"];
     is_refused(&cutover);
     source.call(&["SET", "a", "again"]);
-    Invocation::unasked(&["cutover", "--state-dir", state, "--dry-run", "--max-pause", "5s"])
+    Invocation::unasked(&["cutover", "--state-dir", state, "--dry-run", "--max-pause", "20s"])
         .run()
         .expect_code(0);
     let terminal = Terminal::new(200);

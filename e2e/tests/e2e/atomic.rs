@@ -49,7 +49,8 @@ fn all_slots_move_at_once(engine: Engine) {
     }
     let record = writers.stop();
     eprintln!("{engine}: {}", record.observed);
-    record.observed.assert_only_moved();
+    // How often a client is sent back and forth at a handover is asserted elsewhere.
+    record.observed.assert_only_redirected();
     scene.assert_kept(&record);
     scene.assert_unchanged(&before);
 }

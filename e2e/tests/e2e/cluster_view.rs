@@ -10,7 +10,7 @@ use redis::{Cmd, Connection, Value, cmd};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output};
 use whimbrel_e2e::compare::{Snapshot, diff, snapshot};
-use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_e2e::deployment::{Deployment, cluster_client, slot_of};
 use whimbrel_e2e::permissions::{documented, give};
 use whimbrel_e2e::shards::assert_sound;
 use whimbrel_lab::{Cluster, Engine, wait_until};
@@ -380,7 +380,7 @@ fn a_slot_is_finished_under_writers(engine: Engine) {
     set_slot(&cluster, 0, "MIGRATING", 1);
     migrate(&cluster, 0, 1, 10..25, false);
     let counters: Vec<String> = (0..8).map(|n| key(SLOT, 1_000 + n)).collect();
-    let seed = format!("redis://{}/", cluster.seed());
+    let seed = cluster.seed();
     let over = std::sync::atomic::AtomicBool::new(false);
     let counted = thread::scope(|scope| {
         let (seed, over) = (&seed, &over);
@@ -388,8 +388,7 @@ fn a_slot_is_finished_under_writers(engine: Engine) {
             .iter()
             .map(|counter| {
                 scope.spawn(move || {
-                    let client = redis::cluster::ClusterClient::new([seed.clone()]).expect("a client");
-                    let mut connection = client.get_connection().expect("the cluster answers");
+                    let mut connection = cluster_client(seed).get_connection().expect("the cluster answers");
                     let mut acknowledged = 0_u64;
                     while !over.load(std::sync::atomic::Ordering::Relaxed) {
                         cmd("INCR").arg(counter).exec(&mut connection).expect("it is counted");
@@ -399,8 +398,7 @@ fn a_slot_is_finished_under_writers(engine: Engine) {
                 })
             })
             .collect();
-        let seed = cluster.seed();
-        let output = std::panic::catch_unwind(|| whimbrel(&["repair", &seed, "--yes"]));
+        let output = std::panic::catch_unwind(|| whimbrel(&["repair", seed, "--yes"]));
         // Whatever came of it: nobody waits for writers that go on for ever.
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         output.expect("it ends").expect_code(SUCCESS);

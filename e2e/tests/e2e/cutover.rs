@@ -133,7 +133,7 @@ fn blocked(server: &Server) -> usize {
 /// Clients that waited for an item before the cutover take none of those that come back from the target.
 fn who_waits_takes_nothing_of_the_way_back(engine: Engine) {
     let mut w = Waiting::start(engine);
-    w.job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "5s"]).expect_code(0);
+    w.job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "20s"]).expect_code(0);
     w.target.call(&["RPUSH", "queue", "1", "2", "3"]);
     w.target.call(&["ZADD", "scores", "1", "one", "2", "two"]);
     w.target.call(&["XADD", "stream", "1-1", "f", "v"]);
@@ -141,7 +141,7 @@ fn who_waits_takes_nothing_of_the_way_back(engine: Engine) {
     let last = || w.source.call(&["EXISTS", "last"]) == Value::Int(1);
     wait_for("the way back", last);
     wait_until_following(&mut w.sync);
-    w.job.cutover(&["--fence", "acl", "--back", "--max-pause", "5s"]).expect_code(0);
+    w.job.cutover(&["--fence", "acl", "--back", "--max-pause", "20s"]).expect_code(0);
     for (server, side) in [(&w.source, "source"), (&w.target, "target")] {
         for (command, expected) in [("LLEN", 3), ("ZCARD", 2), ("XLEN", 1)] {
             let key = match command {
@@ -162,7 +162,7 @@ fn who_waits_takes_nothing_of_the_way_back(engine: Engine) {
 fn every_fence_ends_who_waits() {
     for (fence, engine) in [("readonly-replica", Engine::Redis70), ("pause", Engine::Valkey91)] {
         let mut w = Waiting::start(engine);
-        w.job.cutover(&["--fence", "none", "--max-pause", "5s"]).expect_code(0);
+        w.job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(0);
         wait_for("paused writers are let go", || blocked(&w.source) == WAITS.len());
         assert!(w.waiting.iter().all(|waiting| !waiting.is_finished()), "{engine}");
         w.job.cutover(&["--fence", fence, "--fence-for", "20s", "--max-pause", "5s"]).expect_code(0);
@@ -227,8 +227,8 @@ fn a_dry_run_finds_what_differs() {
             &["holds 21 and should hold 20"],
         );
         target.call(&["DEL", "stray"]);
-        job.cutover(&["--fence", "none", "--max-pause", "5s", "--dry-run"]).expect_code(0);
-        job.cutover(&["--fence", "none", "--max-pause", "5s"]).expect_code(0);
+        job.cutover(&["--fence", "none", "--max-pause", "20s", "--dry-run"]).expect_code(0);
+        job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(0);
     });
     // As many keys, and one of them is another.
     target.call(&["SET", "plain:7", "not what it should be"]);
@@ -252,7 +252,7 @@ fn a_sample_says_what_it_is_worth() {
     };
     let (_source, _target, job, sync) = following(Engine::Valkey81, Engine::Valkey81, fill);
     let state = job.state.path();
-    let args = ["cutover", "--fence", "none", "--dry-run", "--max-pause", "5s"];
+    let args = ["cutover", "--fence", "none", "--dry-run", "--max-pause", "20s"];
     let shown = Invocation::new(&args).env("XDG_STATE_HOME", state).timeout(PATIENCE).run().expect_code(0);
     assert!(shown.stdout.contains("of 3,000 keys in full"), "{}", shown.stdout);
     assert!(shown.stdout.contains("in 1 % of the keys with 4"), "{}", shown.stdout);
@@ -287,7 +287,7 @@ fn a_dry_run_needs_the_same_rights(engine: Engine) {
         source.call(&["SET", "k", right]);
     }
     for fence in ["none", "pause", "acl", "readonly-replica"] {
-        job.cutover(&["--fence", fence, "--max-pause", "5s", "--dry-run"]).expect_code(0);
+        job.cutover(&["--fence", fence, "--max-pause", "20s", "--dry-run"]).expect_code(0);
     }
     stop(sync);
 }
@@ -305,7 +305,7 @@ fn clients_with_whimbrels_own_user_keep_an_acl_fence_from_being_put_up() {
     assert_both_refuse(&job, &["--fence", "acl"], &expected);
     words("SET k 3").exec(&mut client).expect("nobody was fenced off");
     drop(client);
-    let may = || job.cutover(&["--fence", "acl", "--dry-run", "--max-pause", "5s"]).code() == Some(0);
+    let may = || job.cutover(&["--fence", "acl", "--dry-run", "--max-pause", "20s"]).code() == Some(0);
     wait_for("it is possible without that client", may);
     stop(sync);
 }
@@ -356,7 +356,7 @@ fn hashes_that_end_by_their_fields_keep_nothing_from_taking_over(engine: Engine)
     let mut cut_over = 0;
     while left() != Value::Int(0) {
         for compare in ["sample", "full"] {
-            job.cutover(&["--fence", "none", "--compare", compare, "--max-pause", "5s"]).expect_code(0);
+            job.cutover(&["--fence", "none", "--compare", compare, "--max-pause", "20s"]).expect_code(0);
         }
         cut_over += 1;
     }
@@ -376,7 +376,7 @@ fn consumers_that_were_given_nothing_arrive(engine: Engine) {
     let consumers = |server: &Server| format!("{:?}", server.call(&["XINFO", "CONSUMERS", "late", "g"]));
     wait_for("a consumer", || consumers(&source).contains("name"));
     assert!(!consumers(&target).contains("name"), "{engine}: servers replicate it: nothing is to be shown");
-    job.cutover(&["--fence", "acl", "--compare", "full", "--max-pause", "5s"]).expect_code(0);
+    job.cutover(&["--fence", "acl", "--compare", "full", "--max-pause", "20s"]).expect_code(0);
     assert!(consumers(&target).contains("name"), "{engine}: {}", consumers(&target));
     drop(sync);
 }
@@ -406,7 +406,7 @@ fn a_source_that_hangs_is_reported() {
         }
         source.resume().expect("resumed");
         wait_for("it is cut over", || {
-            job.cutover(&["--fence", "none", "--max-pause", "5s"]).code() == Some(0)
+            job.cutover(&["--fence", "none", "--max-pause", "20s"]).code() == Some(0)
         });
         assert_eq!(target.call(&["GET", "k"]), source.call(&["GET", "k"]));
         stop(sync);

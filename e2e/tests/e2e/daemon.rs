@@ -12,6 +12,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
 use whimbrel_e2e::cluster_writers::tags_in;
+use whimbrel_e2e::deployment::cluster_client;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
 use whimbrel_lab::Engine;
@@ -194,8 +195,7 @@ fn clients_find_the_cluster_by_it(engine: Engine) {
     assert!(shown().iter().any(|(from, to, _)| (*from, *to) == (7, 7)), "{:?}", shown());
 
     // Clients that know nothing but the daemon.
-    let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}", daemon.address())]);
-    let mut client = client.expect("an address").get_connection().expect("the cluster is found");
+    let mut client = cluster_client(daemon.address()).get_connection().expect("the cluster is found");
     for number in 0..100 {
         let key = format!("found:{number}");
         let () = redis::cmd("SET").arg(&key).arg(number).query(&mut client).expect("it is written");
@@ -560,10 +560,13 @@ fn a_second_daemon_keeps_away(engine: Engine) {
 fn moves_are_handed_to_it(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let daemon = serve(&scene, &[]);
-    let method = lines(&daemon.running.stdout(), "serving")[0]["method"].clone();
+    let usual = serve(&scene, &[]);
+    let method = lines(&usual.running.stdout(), "serving")[0]["method"].clone();
     // Also where servers have a migration of their own: that one compares nothing.
     assert_eq!(method, "external");
+    usual.end();
+    // A busy machine must not have it refused for its pauses.
+    let daemon = serve(&scene, &["--max-pause", "5s"]);
     let (seed, address) = (scene.cluster.seed(), daemon.address());
     let reshard = |slots: &str, to: usize| {
         let to = scene.cluster.node_id(to);

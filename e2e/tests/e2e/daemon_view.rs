@@ -32,7 +32,8 @@ fn a_replica_that_loads_is_shown_as_the_nodes_show_it(engine: Engine) {
     set_delay("0");
     wait_until("the nodes give it", || said(&scene, 1, &["CLUSTER", "SLOTS"]).contains(&replica));
     wait_until("the daemon gives it", || daemon.cluster("SLOTS").contains(&replica));
-    assert!(!daemon.cluster("SHARDS").contains("loading"));
+    // Another node may be asked the next time, where one takes long on a busy machine.
+    wait_until("it loads no more", || !daemon.cluster("SHARDS").contains("loading"));
 }
 
 /// Clients find out with which server they have to do.
@@ -60,7 +61,7 @@ fn several_sources_give_slots_to_one_target_at_the_same_time(engine: Engine) {
         pipeline.exec(&mut scene.cluster.connection_to(node)).expect("the node takes the data");
     }
     let before = scene.unwritten();
-    let daemon = serve(&scene, &[&EXTERNAL[..], &["--rate-keys", "100"]].concat());
+    let daemon = serve(&scene, &[&EXTERNAL[..], &["--rate-keys", "50"]].concat());
     let target = scene.cluster.node_id(2);
     let words = format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {target} SLOTSRANGE 5000 5199 NODE {target}");
     assert_eq!(daemon.cluster(&words), "OK");

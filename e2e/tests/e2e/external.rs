@@ -97,7 +97,7 @@ fn nothing_is_lost_where_somebody_else_stops_the_writers() {
         assert!(predicted["report"]["estimate_ms"].as_u64().is_some_and(|ms| ms > 0), "{predicted}");
 
         // Nobody stops them.
-        let refused = job.cutover(&["--fence", "external", "--wait-for-quiet", "1s"]).expect_code(4);
+        let refused = job.cutover(&["--fence", "external", "--wait-for-quiet", "3s"]).expect_code(4);
         assert!(refused.stdout.contains("still written to after"), "{}", refused.stdout);
         assert!(refused.stdout.contains("user default"), "{}", refused.stdout);
         // Somebody has second thoughts.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, Value};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::deployment::cluster_client;
 use whimbrel_lab::{Engine, Server, Tls};
 
 whimbrel_lab::for_each_engine! {
@@ -239,8 +240,7 @@ fn clients_of_clusters_find_one_node(engine: Engine) {
         &source.url(),
         &["--target", &to, "--state-dir", folder, "--cluster-face", "127.0.0.1"],
     );
-    let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}/", front.address)]);
-    let client = client.expect("a client");
+    let client = cluster_client(&front.address);
     let mut cluster = client.get_connection().expect("a connection");
     for i in 0..2_000 {
         let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");

@@ -127,9 +127,9 @@ fn who_waits_is_sent_where_the_data_is() {
     assert!(text(&mut pusher, "XADD {q}stream * a 1").contains('-'));
     std::thread::scope(|scope| {
         let waits = [
-            scope.spawn(|| text(&mut through, "BLPOP {q}queue 60")),
-            scope.spawn(|| text(&mut ours, "BLPOP {q}queue 60")),
-            scope.spawn(|| text(&mut theirs, "XREAD BLOCK 60000 STREAMS {q}stream $")),
+            scope.spawn(|| text(&mut through, "BLPOP {q}queue 150")),
+            scope.spawn(|| text(&mut ours, "BLPOP {q}queue 150")),
+            scope.spawn(|| text(&mut theirs, "XREAD BLOCK 150000 STREAMS {q}stream $")),
         ];
         until("all that may wait do", || {
             let Value::BulkString(info) = first.nodes()[0].call(&["INFO", "clients"]) else {

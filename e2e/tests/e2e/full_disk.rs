@@ -95,7 +95,7 @@ fn a_sync_goes_on_and_says_so() {
     let mut sync = run(&[&args[..], &["--resume"]].concat(), &disk).spawn();
     wait_until_following(&mut sync);
     wait_until_arrived(&target, "while nobody follows");
-    run(&["cutover", "--fence", "none", "--max-pause", "5s"], &disk).run().expect_code(0);
+    run(&["cutover", "--fence", "none", "--max-pause", "20s"], &disk).run().expect_code(0);
     // Without a fence it goes on following.
     let output = stop(sync);
     assert!(output.stdout.contains("\"resumed\":true"), "{}", output.stdout);
@@ -108,7 +108,7 @@ fn a_copy_goes_on() {
     let source = Server::builder(Engine::Redis70).start().expect("the source starts");
     let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
     write_strings(&deployment(source.addr()), 60_000).expect("the source takes the data");
-    let args = ["copy", &source.addr(), &target.addr(), "--report", "1", "--rate-keys", "3000"];
+    let args = ["copy", &source.addr(), &target.addr(), "--report", "1", "--rate-keys", "1500"];
     let mut copy = run(&args, &disk).spawn();
     wait_for(&mut copy, "copying", |line| line["counts"]["written"].as_u64() > Some(1));
     disk.fill().expect("it is filled");

@@ -114,7 +114,7 @@ fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
     assert!(writers.wait_for(400, PATIENCE), "the writers do not come to work");
     let at = name.display();
     let switch = format!(
-        "switch=sleep 3; printf %s \"$WHIMBREL_TARGET\" > {at}.new && mv {at}.new {at} && echo from \
+        "switch=sleep 5; printf %s \"$WHIMBREL_TARGET\" > {at}.new && mv {at}.new {at} && echo from \
          $WHIMBREL_SOURCE to $WHIMBREL_TARGET; cat"
     );
     let args =
@@ -126,7 +126,7 @@ fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
     let mut sync = job.start_with(&[], &[("WHIMBREL_SOURCE_PASSWORD", "unheard-of")]);
     wait_until_following(&mut sync);
 
-    let how = ["--fence", "acl", "--max-pause", "5s"];
+    let how = ["--fence", "acl", "--max-pause", "20s"];
     let planned = job.cutover_under_writers(&[&how[..], &["--dry-run"]].concat());
     let planned = report(&planned.expect_code(0));
     let hooks = &planned["report"]["hooks"];
@@ -195,7 +195,7 @@ fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() 
     wait_until("all of it is gone", || ids.split_whitespace().all(|id| !runs(id)));
     place.write("how", "print");
     // Without a fence nobody is sent anywhere.
-    job.cutover(&["--fence", "none", "--max-pause", "5s"]).expect_code(0);
+    job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(0);
     stop(sync);
 
     let hooks = hooks_of(job.state.path());
@@ -258,7 +258,7 @@ fn a_switch_that_fails_is_reported_and_nothing_is_undone() {
     let job = Sync::new(&url(&source), &url(&target), &more);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    let args = ["cutover", "--fence", "acl", "--max-pause", "5s"];
+    let args = ["cutover", "--fence", "acl", "--max-pause", "20s"];
     let asked = Invocation::new(&args).env("XDG_STATE_HOME", job.state.path()).timeout(PATIENCE).run();
     let asked: Output = asked.expect_code(PARTIAL);
     assert!(asked.stdout.contains("may not write any more"), "{}", asked.stdout);
@@ -282,7 +282,7 @@ fn a_cutover_stands_though_whimbrel_dies_while_clients_are_sent_to_the_target() 
     let job = Sync::new(&url(&source), &url(&target), &["--on", &switch]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    let mut asking = job.start_cutover(&["--fence", "acl", "--max-pause", "5s"]);
+    let mut asking = job.start_cutover(&["--fence", "acl", "--max-pause", "20s"]);
     wait_until("the hook runs", || id.exists());
     sync.kill9();
     let id = fs::read_to_string(&id).expect("it is there");
@@ -374,7 +374,15 @@ fn a_move_of_slots_has_hooks() {
     assert_eq!(printed_by("ended", &ran), "move done");
     scene.jobs(&["clean"]).run().expect_code(0);
 
-    let killed = scene.reshard("5-9", 1, &hooks).env("WHIMBREL_FAILPOINT", "snapshot:after").run();
+    let go_on = scene.file("go-on");
+    let killed = scene.reshard("5-9", 1, &hooks).env("WHIMBREL_FAILPOINT", "snapshot:after");
+    let killed = killed.env("WHIMBREL_FAILPOINT_PAUSE", "snapshot:before");
+    let mut killed = killed.env("WHIMBREL_FAILPOINT_FILE", &go_on).spawn();
+    wait_until("it waits before it is killed", || go_on.with_extension("reached").exists());
+    // On a busy machine it would be dead before that.
+    wait_until("its first hook has run", || !hooks_in(&folder).is_empty());
+    fs::write(&go_on, "").expect("a file in our folder");
+    let killed = killed.wait(PATIENCE).expect("it ends");
     assert_eq!(killed.code(), None, "it was not killed: {killed:#?}");
     let resume = ["resume", "--on", "begun=echo no", "--on", "resumed=yes | head -c 3000000", "--on", ended];
     scene.jobs(&resume).run().expect_code(0);

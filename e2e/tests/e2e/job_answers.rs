@@ -89,6 +89,7 @@ fn three_moves(scene: &Scene) -> Invocation {
     let [one, two] = [2, 3].map(|node| scene.cluster.node_id(node).to_owned());
     let slots = MOVES.iter().zip([&one, &two, &one]).flat_map(|(slots, to)| ["--slots", slots, "--to", to]);
     let slowly = ["--yes", "--name", "night", "--method", "external", "--rate-keys", "1"];
+    let slowly = [&slowly[..], &["--max-pause", "5s"]].concat();
     scene.command("reshard", &slots.chain(slowly).collect::<Vec<_>>())
 }
 

@@ -238,7 +238,7 @@ fn paused_with(
     }
     // A busy machine takes long over everything, and these are no tests of short pauses. A pause in which it
     // waits has to outlast what is done meanwhile: what is written just before a node is killed may be lost.
-    let pause: &[&str] = if how.contains(&"--max-pause") { &[] } else { &["--max-pause", "10s"] };
+    let pause: &[&str] = if how.contains(&"--max-pause") { &[] } else { &["--max-pause", "20s"] };
     let options = [&["--method", "external", "--report", "1"], pause, how].concat();
     let command = scene.reshard(MOVING_TEXT, target, &options);
     let mut running =

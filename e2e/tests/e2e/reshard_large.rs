@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, Connection};
-use whimbrel_e2e::cluster_writers::{Client, Observed, Outcome, tags_in};
+use whimbrel_e2e::cluster_writers::{Client, IncidentKind, Observed, Outcome, tags_in};
 use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::deployment::Deployment;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, runs};
@@ -104,6 +104,11 @@ fn large_lists_and_streams_move_or_are_refused(engine: Engine) {
     move_large(engine, &[Kind::List, Kind::Stream]);
 }
 
+/// Whether nothing has happened to a client but that it met more redirections in a row than it follows.
+fn is_only_redirected(observed: &Observed) -> bool {
+    observed.counts.keys().all(|kind| *kind == IncidentKind::TooManyRedirections)
+}
+
 fn move_large(engine: Engine, kinds: &[Kind]) -> MoveReport {
     let megabytes = runs("WHIMBREL_LARGE_MB", 12);
     let size = megabytes * 1_000_000 / ELEMENT_BYTES;
@@ -146,6 +151,9 @@ fn move_large(engine: Engine, kinds: &[Kind]) -> MoveReport {
                             Outcome::Acknowledged(_) => {
                                 command.exec(&mut copy).expect("the twin does the same")
                             }
+                            // On a busy machine it may be sent back and forth at a handover. Then it has not
+                            // been carried out.
+                            Outcome::Refused if is_only_redirected(&client.observed) => continue,
                             outcome => panic!("{kind:?}: {outcome:?}: {}", client.observed),
                         }
                         turn += 1;
@@ -165,7 +173,7 @@ fn move_large(engine: Engine, kinds: &[Kind]) -> MoveReport {
     });
     for (seen, (kind, _)) in observed.iter().zip(&keys) {
         eprintln!("{engine}, {kind:?} of {megabytes} MB: {seen}");
-        seen.assert_only_moved();
+        seen.assert_only_redirected();
     }
     let owned = shards::slots_of(&scene.cluster, 0).expect("the source answers").len();
     let has_moved = output.code() == Some(0);

@@ -10,7 +10,7 @@ use whimbrel_e2e::shards;
 use whimbrel_lab::{Cluster, Engine};
 
 /// Enough for anything here on a busy machine; nothing waits that long unless it fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 const FAR_MS: &str = "4000000000000";
 
 /// Sends a command to the owner of a key.
@@ -120,7 +120,8 @@ fn redirections_of_other_kinds_are_noticed() {
     marked(["STABLE", "STABLE"]);
     assert!(writers.wait_for(500, PATIENCE));
     cluster.kill9(0).unwrap();
-    std::thread::sleep(Duration::from_secs(3));
+    // In steps: a machine that stands still is late for one of them alone.
+    (0..10).for_each(|_| std::thread::sleep(Duration::from_millis(300)));
     let observed = writers.stop().observed;
     let seen: BTreeSet<IncidentKind> = observed.counts.keys().copied().collect();
     let expected = [IncidentKind::Ask, IncidentKind::TryAgain, IncidentKind::NotConnected];

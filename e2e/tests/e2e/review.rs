@@ -17,7 +17,7 @@ whimbrel_lab::for_each_engine! {
 }
 
 /// Long enough for the largest values here.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 

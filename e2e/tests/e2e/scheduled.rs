@@ -67,9 +67,9 @@ fn a_killed_sync_that_goes_on_cuts_over_when_that_is_due() {
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
 
-    let at_s = now_s() + 45;
+    let at_s = now_s() + 60;
     let at = typed("%Y-%m-%dT%H:%M:%SZ", at_s);
-    let order = ["--fence", "acl", "--max-pause", "5s", "--at", &at];
+    let order = ["--fence", "acl", "--max-pause", "20s", "--at", &at];
     let ordered = report(&job.cutover_under_writers(&order).expect_code(0));
     assert_eq!((&ordered["event"], &ordered["when"]["not_before_s"]), (&"scheduled".into(), &at_s.into()));
     sync.kill9();
@@ -144,7 +144,7 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
     assert!(refused.stderr.contains("ordered for later"), "{refused:#?}");
 
     // One that is due and refused is tried again, and says why.
-    order(&["--at", &typed("%Y-%m-%dT%H:%M:%SZ", now_s() + 20)]).expect_code(0);
+    order(&["--at", &typed("%Y-%m-%dT%H:%M:%SZ", now_s() + 40)]).expect_code(0);
     assert_eq!(target.call(&["SET", "stray", "1"]), Reply::Okay);
     let refusal = || {
         let events = jobs(job.state.path(), &["events", &name]);
@@ -207,7 +207,7 @@ fn a_cutover_is_ordered_while_the_window_of_the_sync_is_closed() {
     let now = job.cutover(&["--fence", "acl", "--max-pause", "5s"]);
     assert_eq!(now.code(), Some(REFUSED), "{}{}", now.stdout, now.stderr);
     let at = typed("%Y-%m-%dT%H:%M:%SZ", now_s());
-    let order = ["--fence", "acl", "--max-pause", "5s", "--when-ready", "--at", &at];
+    let order = ["--fence", "acl", "--max-pause", "20s", "--when-ready", "--at", &at];
     assert_eq!(report(&job.cutover(&order).expect_code(0))["event"], "scheduled");
     assert!(scheduled(&job).is_some());
     assert!(sync.is_running(), "nothing happens outside of the window");

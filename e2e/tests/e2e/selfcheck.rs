@@ -131,7 +131,7 @@ fn plants(field_expiries: bool) -> Vec<Plant> {
         plant(
             "pending:time",
             &pending,
-            &["XCLAIM @ g c 0 2-1 TIME 1700000000100 RETRYCOUNT 1 JUSTID"],
+            &["XCLAIM @ g c 0 2-1 TIME 1700000001000 RETRYCOUNT 1 JUSTID"],
             "pending 2-1",
         ),
     ];

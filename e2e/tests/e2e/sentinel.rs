@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::Commands;
@@ -14,6 +15,10 @@ const NAME: &str = "orders";
 
 /// Sentinels of a busy machine elect none of them again and again, and take minutes for a failover.
 const PATIENT: [&str; 2] = ["--retry-for", "10m"];
+
+/// How long a failover may take. Sentinels that stood still for two seconds do nothing for half a minute, and
+/// an election that fails is tried again after ten seconds.
+const FAILED_OVER: Duration = Duration::from_secs(300);
 
 /// A primary with a replica, and what watches them.
 struct Watched {
@@ -38,11 +43,16 @@ impl Watched {
     /// as its replica.
     fn fails_over(&self) {
         let promoted = self.nodes[1].port();
-        wait_until("the sentinels agree on the new primary", || {
-            self.sentinels.primary_port() == Some(promoted)
-        });
+        let deadline = Instant::now() + FAILED_OVER;
+        while self.sentinels.primary_port() != Some(promoted) {
+            assert!(Instant::now() < deadline, "the sentinels do not agree on the new primary");
+            thread::sleep(Duration::from_millis(50));
+        }
         self.nodes[0].restart().expect("it comes back");
-        wait_until("the old primary follows the new one", || is_replica(&self.nodes[0]));
+        while !is_replica(&self.nodes[0]) {
+            assert!(Instant::now() < deadline, "the old primary does not follow the new one");
+            thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Waits until each sentinel has asked the primary for its replicas once more.

@@ -63,7 +63,8 @@ fn left(service: &Service) {
     }
 
     // The way that every one of them leaves.
-    let cutover = job.start_cutover(&["--fence", "external", "--quiet-for", "2s"]);
+    // Clients of a machine that stands still for less are not taken for stopped ones.
+    let cutover = job.start_cutover(&["--fence", "external", "--quiet-for", "5s"]);
     assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
     let record = writers.stop();
     let mut cutover = cutover;

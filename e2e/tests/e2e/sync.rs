@@ -26,6 +26,10 @@ whimbrel_lab::for_each_engine! {
     documented_permissions_are_enough
 }
 
+/// For syncs of primaries that die: on a busy machine no replica may be elected before the third time, and
+/// each election that fails takes twenty seconds.
+const PATIENT: [&str; 2] = ["--retry-for", "150s"];
+
 #[test]
 fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     let source = Server::builder(Engine::Redis70).start().expect("the source starts");
@@ -33,7 +37,7 @@ fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     fill(&deployment(source.addr()));
     let proxy = Proxy::start(&source.addr()).expect("a proxy");
     let writers = writers(&[source.addr()], "one");
-    let job = Sync::new(&proxy.addr(), &target.seed(), &["--db", "0"]);
+    let job = Sync::new(&proxy.addr(), &target.seed(), &[&["--db", "0"][..], &PATIENT].concat());
     let mut sync = job.start(&["--rate-keys", "20000"]);
     // In the middle of the snapshot.
     wait_until("keys arrive", || target.total_keys().is_ok_and(|keys| keys > 0));
@@ -63,13 +67,13 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
     let target = cluster(Engine::Valkey91).start().expect("the target starts");
     fill(&deployment(source.seed()));
     let writers = writers(&shards::addresses(&source), "two");
-    let job = Sync::new(&source.seed(), &target.seed(), &[]);
+    let job = Sync::new(&source.seed(), &target.seed(), &PATIENT);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     // Of the source by whimbrel, of the target by its own means, in both cases while keys of these slots are
     // written.
     // What is tested is the sync: on a busy machine the move may pause for longer than usual.
-    let patient = ["--method", "external", "--max-pause", "5s"];
+    let patient = ["--method", "external", "--max-pause", "20s"];
     for (cluster, method) in [(&source, &patient[..]), (&target, &["--method", "native"][..])] {
         let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
         let state = state.path().to_str().expect("a plain path");
@@ -120,7 +124,8 @@ fn a_source_that_fails_over_while_the_target_is_swept_is_followed_on() {
         redis::Value::Int(left) => left,
         other => panic!("no number: {other:?}"),
     };
-    let job = Sync::new(&source.seed(), &target.addr(), &["--mirror", "--rate-keys", "5000"]);
+    let how = ["--mirror", "--rate-keys", "5000"];
+    let job = Sync::new(&source.seed(), &target.addr(), &[&how[..], &PATIENT].concat());
     let mut sync = job.start(&[]);
     wait_until("the target is swept", || left() < 200);
     source.kill9(1).expect("it can be killed");
@@ -395,7 +400,7 @@ fn documented_permissions_are_enough(engine: Engine) {
 #[test]
 fn nodes_join_and_leave() {
     let start =
-        |engine| Cluster::builder(engine).primaries(3).node_timeout_ms(4_000).start().expect("it starts");
+        |engine| Cluster::builder(engine).primaries(3).node_timeout_ms(6_000).start().expect("it starts");
     let (source, target) = (start(Engine::Valkey81), start(Engine::Redis80));
     let joining = |engine| Server::builder(engine).cluster().start().expect("a node starts");
     let (new_source, new_target) = (joining(Engine::Valkey81), joining(Engine::Redis80));
@@ -434,8 +439,9 @@ fn join_and_leave(cluster: &Cluster, new: &Server) {
         }
     };
     let (seed, leaving) = (stays.addr(), cluster.node_id(0));
-    whimbrel(&["rebalance", &seed, "--use-empty", "--method", "external"]);
-    whimbrel(&["drain", &seed, leaving, "--method", "external"]);
+    let patient = ["--method", "external", "--max-pause", "20s"];
+    whimbrel(&[&["rebalance", &*seed, "--use-empty"][..], &patient].concat());
+    whimbrel(&[&["drain", &*seed, leaving][..], &patient].concat());
     for node in cluster.nodes()[1..].iter().chain([new]) {
         node.call(&["CLUSTER", "FORGET", leaving]);
     }

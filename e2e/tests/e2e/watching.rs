@@ -155,7 +155,7 @@ fn a_daemon_shows_its_jobs() {
     let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
     let state = state.path().to_str().expect("a plain path");
     let args = ["serve", "--cluster", &seed, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"];
-    let args: Vec<&str> = args.into_iter().chain(["--state-dir", state]).collect();
+    let args: Vec<&str> = args.into_iter().chain(["--state-dir", state, "--max-pause", "5s"]).collect();
     let mut daemon = Invocation::new(&args).timeout(PATIENCE).spawn();
     let at = http_of(&daemon);
     assert!(get(&at, "/healthz").0.contains("200"));
@@ -176,7 +176,7 @@ fn a_daemon_shows_its_jobs() {
     // A primary that hangs.
     let hangs = format!("whimbrel_cluster_primary_unreachable{{primary=\"{}\"}}", cluster.nodes()[1].addr());
     let is_lost = || get(&at, "/metrics").1.contains(&hangs);
-    assert!(!is_lost());
+    wait_until("it is there", || !is_lost());
     cluster.nodes()[1].suspend().expect("stopped");
     wait_until("it is missed", is_lost);
     cluster.nodes()[1].resume().expect("it goes on");
@@ -252,6 +252,7 @@ fn the_dashboard_asks_for_what_there_is() {
     // A job, and a daemon that knows of it.
     let args =
         ["reshard", &seed, "--slots", "0-9", "--to", cluster.node_id(1), "--yes", "--state-dir", state];
+    let args = [&args[..], &["--max-pause", "5s"]].concat();
     Invocation::new(&args).timeout(PATIENCE).run().expect_code(0);
     let args = ["serve", "--cluster", &seed, "--listen", "127.0.0.1:0", "--json", "--state-dir", state];
     let daemon = Invocation::new(&[&args[..], &http].concat()).timeout(PATIENCE).spawn();
@@ -324,7 +325,8 @@ fn a_copy_and_a_verification_show_themselves() {
         let running = slow.start(kind, 500, &["--http", "127.0.0.1:0"]);
         let at = http_of(&running);
         wait_for_metric(&at, done, |keys| keys > 0.0);
-        assert!(get(&at, "/healthz").0.contains("200") && get(&at, "/readyz").0.contains("200"));
+        assert!(get(&at, "/healthz").0.contains("200"));
+        wait_until_ready(&at);
         let status: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
         let job = &status["job"];
         assert_eq!((&job["kind"], &job["rate_keys"]), (&kind.into(), &500.into()), "{status}");
@@ -581,9 +583,13 @@ fn is_shown(state: &str, with: &[&str]) {
     watch.expect_code(0);
     // Programs get the same.
     let args = ["watch", "--once", "--json", "--state-dir", state];
-    let output = Invocation::new(&args).timeout(PATIENCE).run().expect_code(0);
-    let object: Value = serde_json::from_str(&output.stdout).expect("an object");
-    assert!(object["job"]["percent"].is_u64() && object["job"]["state"] == "running", "{object:#}");
+    let mut object = Value::Null;
+    wait_until("it is said how far the job is", || {
+        let output = Invocation::new(&args).timeout(PATIENCE).run().expect_code(0);
+        object = serde_json::from_str(&output.stdout).expect("an object");
+        object["job"]["percent"].is_u64()
+    });
+    assert_eq!(object["job"]["state"], "running", "{object:#}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ async fn a_command_that_was_given_up_is_not_carried_out_late(engine: Engine) {
     let server = Server::builder(engine).start().expect("the server starts");
     let proxy = Proxy::start(&server.addr()).expect("a proxy");
     let endpoint = Arc::new(Endpoint::parse(Side::Target, &proxy.addr()).expect("an address"));
-    let options = LinkOptions { reply_timeout_ms: 3_000, ..LinkOptions::default() };
+    let options = LinkOptions { reply_timeout_ms: 6_000, ..LinkOptions::default() };
     let open = async || Link::open(&endpoint, &endpoint.address, options).await.expect("a connection");
 
     let mut given_up = open().await;

@@ -128,10 +128,16 @@ async fn names_that_are_no_text_hide_nobody(engine: Engine) {
     redis::cmd("AUTH").arg(b"caf\xe9").arg("word").exec(&mut odd).expect("logged in");
     let address = &fenced.deployment.endpoint.address;
     let mut link = fenced.deployment.open(address, 0).await.expect("a connection");
-    // A client that has written within the last second or two is listed.
-    redis::cmd("SET").arg("k").arg("v").exec(&mut odd).expect("written");
-    let writing = writing_clients(&mut link).await.expect("a list").expect("it may be asked");
-    assert!(writing.iter().any(|client| client.command == "set"), "{engine}: {writing:?}");
+    // A client that has written within the last second or two is listed. On a busy machine that may be over.
+    let until = Instant::now() + PATIENCE;
+    loop {
+        redis::cmd("SET").arg("k").arg("v").exec(&mut odd).expect("written");
+        let writing = writing_clients(&mut link).await.expect("a list").expect("it may be asked");
+        if writing.iter().any(|client| client.command == "set") {
+            break;
+        }
+        assert!(Instant::now() < until, "{engine}: {writing:?}");
+    }
     let mut transaction = fenced.server.connection();
     redis::cmd("MULTI").exec(&mut transaction).expect("begun");
     assert_eq!(fence.end_waiting(&fenced.deployment).await.expect("ended"), 1, "{engine}");
@@ -170,13 +176,20 @@ async fn jobs_of_whimbrels_are_distinguished_from_others(engine: Engine) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     drop(library);
-    for writer in [&mut job, &mut copy] {
-        redis::cmd("UNLINK").arg("gone").exec(writer).expect("written");
+    // On a busy machine it may be too long ago that they have written.
+    let until = Instant::now() + PATIENCE;
+    loop {
+        for writer in [&mut job, &mut copy] {
+            redis::cmd("UNLINK").arg("gone").exec(writer).expect("written");
+        }
+        let writing = writing_clients(&mut link).await.expect("a list").expect("it may be asked");
+        let mut names: Vec<&str> = writing.iter().map(|client| client.name.as_str()).collect();
+        names.sort_unstable();
+        if names == ["whimbrel", "whimbrel:job:p:7"] {
+            break;
+        }
+        assert!(names.len() < 2 && Instant::now() < until, "{engine}: {names:?}");
     }
-    let writing = writing_clients(&mut link).await.expect("a list").expect("it may be asked");
-    let mut names: Vec<&str> = writing.iter().map(|client| client.name.as_str()).collect();
-    names.sort_unstable();
-    assert_eq!(names, ["whimbrel", "whimbrel:job:p:7"], "{engine}");
 }
 
 /// Far longer than a test waits.

@@ -89,7 +89,7 @@ impl Scene {
                 .arg(key(slot, "e"))
                 .arg("x")
                 .arg("PX")
-                .arg(60_000 + u64::from(slot))
+                .arg(900_000 + u64::from(slot))
                 .exec(&mut link)
                 .expect("set");
             for (command, name, args) in [
@@ -188,7 +188,7 @@ fn changes(n: u64) -> Vec<redis::Cmd> {
     add("XADD", vec![key(slot, "x"), "*".to_owned(), "n".to_owned(), n.to_string()]);
     match n % 5 {
         0 => add("DEL", vec![key(slot, "s2")]),
-        1 => add("PEXPIRE", vec![key(slot, "s3"), "100000".to_owned()]),
+        1 => add("PEXPIRE", vec![key(slot, "s3"), "900000".to_owned()]),
         2 => add(
             "XREADGROUP",
             ["GROUP", "g", "c", "COUNT", "1", "STREAMS", &key(slot, "x"), ">"].map(str::to_owned).to_vec(),
@@ -332,7 +332,7 @@ async fn keys_that_expire_while_they_are_compared_do_not_differ(engine: Engine) 
     mover.snapshot(&count_keys(&mut link, &slots).await.expect("counted")).await.expect("a snapshot");
     mover.compare_ahead(&slots).await.expect("compared");
     // A busy machine needs longer until it has compared them for the first time.
-    let first_ms = 2_000 + 2 * u64::try_from(begun.elapsed().as_millis()).expect("a short time");
+    let first_ms = 5_000 + 2 * u64::try_from(begun.elapsed().as_millis()).expect("a short time");
     // What is touched from here on is compared.
     for (name, i) in names.iter().zip(0_u64..) {
         cmd("PEXPIRE").arg(name).arg(first_ms + 10 * i).exec(&mut client).expect("an expiry");
@@ -420,7 +420,7 @@ async fn a_large_slot_of_which_keys_expire_under_the_pause_is_equal() {
     let mut pipe = redis::pipe();
     for i in 0..EXPIRING {
         pipe.cmd("ASKING").ignore();
-        pipe.cmd("EXPIREAT").arg(key(7, &format!("k{i}"))).arg(now_s + 4).ignore();
+        pipe.cmd("EXPIREAT").arg(key(7, &format!("k{i}"))).arg(now_s + 12).ignore();
     }
     for side in [&mut ours, &mut theirs] {
         pipe.exec(side).expect("expires");

@@ -240,8 +240,9 @@ async fn servers_without_absolute_expiry_times_are_compared_all_the_same() {
     let (base, plants) = plants(false);
     s.run(&base).await;
     t.run(&base).await;
-    // The time left is reported in whole milliseconds.
-    let options = || VerifyOptions { ttl_tolerance_ms: 20, ..quiet() };
+    // The time left is reported in whole milliseconds, and a busy machine lets a server wait before it says
+    // it. What is planted differs by a second.
+    let options = || VerifyOptions { ttl_tolerance_ms: 500, ..quiet() };
     let before = compare(&s, &t, options()).await;
     assert!(before.is_equal(), "{:?}", before.differences);
     for plant in &plants {
@@ -324,6 +325,8 @@ async fn slots_that_moved_or_are_on_the_move_are_followed() {
     for node in [to_node, from_node] {
         node.call(&["CLUSTER", "SETSLOT", &slot_text, "NODE", cluster.node_id(to)]);
     }
+    // One that hears of it later would make it look as if it moved meanwhile.
+    cluster.wait_ok().expect("all nodes know");
     // The topology that was read at the beginning is out of date now.
     let report = compare(&s, &c, quiet()).await;
     assert!(report.is_equal(), "{:?}", report.differences);

@@ -137,6 +137,12 @@ fn half_way_keys_turn_round_and_clients_stay() {
 #[test]
 fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
     let _alone = alone();
+    // Whom a machine that stands still does not answer within a second is disconnected: then once more.
+    assert!((0..4).any(|_| stays_and_is_answered()), "it was disconnected each time");
+}
+
+/// False where it was disconnected. What it was answered until then was right.
+fn stays_and_is_answered() -> bool {
     let (source, target) = pair();
     fill(&source, 500);
     let between = Between::of(&source, &target);
@@ -155,18 +161,22 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
                     std::thread::sleep(Duration::from_millis(1));
                     continue;
                 }
-                writes.write_all(&hundred).expect("it is served all the while");
+                if writes.write_all(&hundred).is_err() {
+                    return None;
+                }
                 sent += 100;
             }
-            writes.shutdown(Shutdown::Write).expect("half of it is closed");
-            sent
+            writes.shutdown(Shutdown::Write).ok()?;
+            Some(sent)
         });
         let reader = scope.spawn(|| {
-            let mut answered = 0;
-            for line in BufReader::new(reads).lines() {
+            let (mut reads, mut answered, mut line) = (BufReader::new(reads), 0, String::new());
+            // Until it is disconnected, with an error or without.
+            while reads.read_line(&mut line).is_ok() && line.ends_with('\n') && !line.starts_with("-ERR") {
                 answered += 1;
                 heard.store(answered, Ordering::SeqCst);
-                assert_eq!(line.expect("a line"), format!(":{answered}"));
+                assert_eq!(line, format!(":{answered}\r\n"));
+                line.clear();
             }
             answered
         });
@@ -174,14 +184,16 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
             between.reverse().expect("it is reversed");
         }
         stop.store(true, Ordering::SeqCst);
-        let sent = writer.join().expect("it was served");
-        assert_eq!(reader.join().expect("it was answered"), sent);
-        sent
+        let sent = writer.join().expect("it has sent");
+        let answered = reader.join().expect("it was answered in its turn");
+        (sent == Some(answered)).then_some(answered)
     });
+    let Some(answered) = answered else { return false };
     wait_until_done(&between);
     let expected = format!("{answered}\r\n");
     assert_eq!(between.client().asks(&["GET", "n"]), expected);
     assert_eq!((count(&source), count(&target)), (0, 501));
+    true
 }
 
 #[test]
@@ -192,14 +204,15 @@ fn a_transaction_comes_to_its_end_before_keys_turn_round() {
     between.start().expect("it begins");
     wait_until_done(&between);
     // Who is too slow on a machine that is too busy is disconnected: then once more.
+    let key = |reversals: u32| format!("k{reversals}");
     let is_heard = |reversals: u32| {
-        let mut client = between.client();
-        client.ask(&["WATCH", "k"], "+OK\r\n");
+        let (mut client, key) = (between.client(), key(reversals));
+        client.ask(&["WATCH", &key], "+OK\r\n");
         client.ask(&["MULTI"], "+OK\r\n");
         std::thread::scope(|scope| {
             let turning = scope.spawn(|| between.reverse().expect("it is reversed"));
             wait_until("clients are to rest", || between.status().reversals == reversals);
-            client.send(&[command(&["INCR", "k"]), command(&["EXEC"]), command(&["GET", "none"])].concat());
+            client.send(&[command(&["INCR", &key]), command(&["EXEC"]), command(&["GET", "none"])].concat());
             let mut replies = b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n".to_vec();
             let read = client.0.read_exact(&mut replies);
             turning.join().expect("it turned");
@@ -207,8 +220,9 @@ fn a_transaction_comes_to_its_end_before_keys_turn_round() {
             read.is_ok() && replies == b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n"
         })
     };
-    assert!((1..=5).any(is_heard), "no transaction was heard to its end");
-    between.client().ask(&["GET", "k"], "$1\r\n1\r\n");
+    let heard = (1..=5).find(|reversals| is_heard(*reversals));
+    let heard = heard.expect("no transaction was heard to its end");
+    between.client().ask(&["GET", &key(heard)], "$1\r\n1\r\n");
 }
 
 /// What the server said to `SCAN`: where to go on. Its keys are added to `found`.

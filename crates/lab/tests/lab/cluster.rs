@@ -1,5 +1,7 @@
 //! Clusters: forming, failing over, moving slots.
 
+use std::time::Duration;
+
 use redis::Value;
 use whimbrel_lab::{Cluster, Engine, LabError, SLOTS, Tls};
 
@@ -10,7 +12,10 @@ whimbrel_lab::for_each_engine! {
 
 /// A connection that follows the cluster's redirections.
 fn client(cluster: &Cluster) -> redis::cluster::ClusterConnection {
-    redis::cluster::ClusterClient::new(vec![format!("redis://{}", cluster.seed())])
+    // By itself it gives each connection a second, which a busy machine may need for less.
+    redis::cluster::ClusterClientBuilder::new(vec![format!("redis://{}", cluster.seed())])
+        .connection_timeout(Duration::from_secs(20))
+        .build()
         .unwrap()
         .get_connection()
         .unwrap()

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::thread;
 
-use redis::cluster::{ClusterClient, ClusterConnection};
+use redis::cluster::ClusterConnection;
 use redis::{Value, cmd};
 use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::compare::Snapshot;
+use whimbrel_e2e::deployment::cluster_client;
 use whimbrel_e2e::shards::assert_sound;
 use whimbrel_lab::{Cluster, Engine, wait_until};
 
@@ -116,8 +117,7 @@ fn clients_meet_no_key_that_they_have_deleted(engine: Engine) {
         for client in 0..CLIENTS {
             let cluster = &cluster;
             scope.spawn(move || {
-                let seed = format!("redis://{}/", cluster.seed());
-                let connection = ClusterClient::new([seed]).and_then(|client| client.get_connection());
+                let connection = cluster_client(cluster.seed()).get_connection();
                 let mut connection = connection.expect("the cluster answers");
                 (0..DELETED).for_each(|n| delete_and_create(&mut connection, &own(client, n)));
             });

@@ -202,8 +202,8 @@ impl Counter {
     pub(super) fn start(key: String, through: &str) -> Counter {
         let stop = Arc::new(AtomicBool::new(false));
         let add = |_| {
-            let (key, stop, mut connection) =
-                (key.clone(), stop.clone(), connect(through).expect("a connection"));
+            let (key, stop) = (key.clone(), stop.clone());
+            let mut connection = until("it is connected", || connect(through).ok());
             std::thread::spawn(move || {
                 let mut added = 0;
                 while !stop.load(Ordering::Relaxed) {

@@ -34,8 +34,9 @@ pub(super) fn filled_in(scene: Scene, slots: std::ops::RangeInclusive<u16>) -> S
 pub(super) fn scene_with_failovers(engine: Engine) -> Scene {
     let layout = [vec![0..=8191], vec![8192..=16000], vec![BYSTANDING]];
     let scene = Scene::of(engine, 1, &layout).cluster(|cluster| {
-        // As servers are by default: a primary that comes back and has lost its slots becomes a replica.
-        cluster.node_timeout_ms(4000).arg("cluster-allow-replica-migration", "yes")
+        // Longer than a machine stands still. As servers are by default: a primary that comes back and has
+        // lost its slots becomes a replica.
+        cluster.node_timeout_ms(5_000).arg("cluster-allow-replica-migration", "yes")
     });
     filled(scene.start())
 }

@@ -30,7 +30,7 @@ fn what_a_killed_run_assembled_does_not_stay() {
     source.call(&["DEL", "large"]);
     // Of another job, which may be running.
     let others = "whimbrel:staging:{x}:other:0123456789abcdef0123456789abcdef";
-    target.call(&["SET", others, "1", "PX", "60000"]);
+    target.call(&["SET", others, "1", "PX", "600000"]);
     let mut sync = job.start(&["--resume"]);
     wait_until_following(&mut sync);
     wait_until("only what is another's is left", || staged() == 1);
@@ -82,7 +82,11 @@ fn a_large_key_that_changes_all_the_time_arrives() {
         }
         let cut_over = job.cutover(&["--fence", "readonly-replica", "--max-pause", "20s"]).expect_code(0);
         eprintln!("{}", report(&cut_over)["report"]);
-        thread::sleep(Duration::from_millis(100));
+        // On a busy machine it may be a while until the next write.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !writer.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
         stop.store(true, Ordering::Relaxed);
         assert!(writer.join().expect("no panic"), "the writer was not kept out");
         sync.wait(PATIENCE).expect("it ends").expect_code(0);
@@ -191,7 +195,7 @@ fn large_keys_are_followed_by_their_elements() {
                 scope.spawn(move || {
                     let mut connection = source.connection();
                     let mut random = Random::new(SEED + number);
-                    let mut written = 0_u64;
+                    let (mut written, mut made_anew) = (0_u64, 0_u64);
                     while !stop.load(Ordering::Relaxed) {
                         if change(&mut connection, kind, &mut random, ELEMENTS).is_err() {
                             break;
@@ -200,10 +204,11 @@ fn large_keys_are_followed_by_their_elements() {
                         if random.below(1_500) == 0 {
                             redis::cmd("DEL").arg(*kind).exec(&mut connection).expect("deleted");
                             fill(&mut connection, kind);
+                            made_anew += 1;
                         }
                         thread::sleep(Duration::from_micros(700));
                     }
-                    written
+                    (written, made_anew)
                 })
             })
             .collect();
@@ -220,15 +225,18 @@ fn large_keys_are_followed_by_their_elements() {
         eprintln!("{cut_over}");
         thread::sleep(Duration::from_secs(1));
         stop.store(true, Ordering::Relaxed);
-        let written: u64 = writers.into_iter().map(|writer| writer.join().expect("no panic")).sum();
+        let ended = writers.into_iter().map(|writer| writer.join().expect("no panic"));
+        let (written, made_anew) = ended.fold((0_u64, 0_u64), |all, one| (all.0 + one.0, all.1 + one.1));
         job.cutover_without_fence();
         let output = whimbrel_e2e::syncing::stop(sync);
         let counts = report(&output)["report"]["counts"].clone();
-        eprintln!("{written} changes; {counts}");
-        // A key moves whole when it was made anew, and at the start: far less often than it is written. A
-        // busy machine gathers more changes into each of those.
+        eprintln!("{written} changes, {made_anew} times anew; {counts}");
+        // A key moves whole when it was made anew, maybe also before all of it is there, and at the start:
+        // far less often than it is written. A busy machine gathers more changes into each of those, until
+        // there are not many more of them than of keys that were made anew.
         let count = |name: &str| counts[name].as_u64().expect("a counter");
-        assert!(count("big") * 3 < count("written"), "{counts}");
+        let at_most = 3 * (made_anew + kinds.len() as u64);
+        assert!(count("big") * 3 < count("written") || count("big") <= at_most, "{made_anew}: {counts}");
     });
     Comparison::default()
         .databases(&[(0, 0)])

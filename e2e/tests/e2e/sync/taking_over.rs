@@ -11,7 +11,7 @@ use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, cluster, comparison, deployment, fill, report, seconds, stop,
     wait_until_following, writers,
 };
-use whimbrel_lab::{Cluster, Engine, Server};
+use whimbrel_lab::{Cluster, Engine, Server, wait_until};
 
 /// A cutover is refused where the target is known not to hold everything.
 #[test]
@@ -157,9 +157,9 @@ fn a_way_back_that_cannot_work_is_refused() {
     let job = Sync::new(&url(source.addr()), &url(target.addr()), &[]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    for how in [&["--fence", "acl", "--reverse-sync", "--dry-run"][..], &["--fence", "acl", "--reverse-sync"]]
-    {
-        let refused = job.cutover(how);
+    let back = ["--fence", "acl", "--reverse-sync", "--max-pause", "20s"];
+    for how in [[&back[..], &["--dry-run"]].concat(), back.to_vec()] {
+        let refused = job.cutover(&how);
         assert_ne!(refused.code(), Some(0), "{refused:#?}");
         assert!(refused.stdout.contains("NOPERM"), "{refused:#?}");
     }
@@ -205,6 +205,10 @@ fn the_way_back_loses_nothing() {
     // Nothing is to fail over here, on a busy machine neither.
     let target = cluster(Engine::Valkey91).node_timeout_ms(15_000).user_acl(rule);
     let target = target.start().expect("the target starts");
+    for node in target.nodes() {
+        // It goes on without a gap, however long that takes on a busy machine.
+        node.call(&["CONFIG", "SET", "repl-backlog-size", "64mb"]);
+    }
     let url = |at: String| format!("redis://mover:secret@{at}");
     fill(&deployment(source.addr()));
     let forth = writers(&[source.addr()], "forth");
@@ -297,15 +301,15 @@ fn documented_permissions_lead_back() {
     let job = Sync::new(&from, &to, &[]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "5s"]).expect_code(0);
+    job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "20s"]).expect_code(0);
     target.call(&["SET", "since", "then"]);
     // The way back begins a moment after the answer: until then there is nobody to ask.
     let deadline = Instant::now() + PATIENCE;
-    while job.cutover(&["--fence", "acl", "--back", "--dry-run", "--max-pause", "5s"]).code() != Some(0) {
+    while job.cutover(&["--fence", "acl", "--back", "--dry-run", "--max-pause", "20s"]).code() != Some(0) {
         assert!(Instant::now() < deadline, "{}", sync.stderr());
         thread::sleep(Duration::from_millis(100));
     }
-    job.cutover(&["--fence", "acl", "--back", "--max-pause", "5s"]).expect_code(0);
+    job.cutover(&["--fence", "acl", "--back", "--max-pause", "20s"]).expect_code(0);
     sync.wait(PATIENCE).expect("it ends").expect_code(0);
     source.call(&["SET", "home", "again"]);
     assert_eq!(source.call(&["GET", "since"]), redis::Value::BulkString(b"then".to_vec()));
@@ -326,7 +330,10 @@ fn a_sync_that_is_stopped_is_given_up() {
     let said = format!("{}{}", given_up.stdout, given_up.stderr);
     assert!(said.contains("is stopped or hangs"), "{given_up:#?}");
     sync.resume();
-    job.cutover(&["--fence", "none", "--dry-run", "--max-pause", "5s"]).expect_code(0);
+    // Right after it goes on it may not have heard of the servers yet.
+    wait_until("it answers again", || {
+        job.cutover(&["--fence", "none", "--dry-run", "--max-pause", "20s"]).code() == Some(0)
+    });
     source.call(&["SET", "two", "2"]);
     assert!(sync.is_running(), "it was cut over: {}", sync.stdout());
     stop(sync);

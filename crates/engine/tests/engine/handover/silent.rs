@@ -3,7 +3,7 @@
 use whimbrel_engine::probe::Info;
 use whimbrel_lab::Engine;
 
-use super::{Field, PAUSE_MS, slots};
+use super::{Field, PAUSE_MS, clean_up, slots};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_does_not_hold_when_something_was_written() {
@@ -70,7 +70,7 @@ async fn a_silent_claim_is_followed_by_one_that_all_nodes_hear() {
         }
         handover.settle(&moving, None).await.expect("settled");
         handover.confirm(&moving, &moving).await.expect("confirmed");
-        handover.clean_up(&moving, None).await.expect("cleaned up");
+        clean_up(&mut handover, &moving, None).await;
         field.all_well(&moving, 1).await;
         field.keys_are_at(&moving, 1, 0, 2 * moving.len() as u64).await;
     }
