@@ -19,7 +19,12 @@ use whimbrel_engine::nodes::{ClusterView, key_counts};
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Tls};
 use whimbrel_wire::value::Value;
 
+use self::retried::{clean_up, clear_marks, wipe};
+use self::seen::two_handovers_see_each_other_and_old_ones_are_cut_off;
+
 mod lapsed;
+mod retried;
+mod seen;
 mod silent;
 
 whimbrel_lab::for_each_engine! {
@@ -253,29 +258,6 @@ async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
         }
     };
     tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never came: {what}"));
-}
-
-/// As [`Handover::clean_up`]. Replicas of a busy machine may be too late for a command that waits for them:
-/// then once more, and so below.
-async fn clean_up(handover: &mut Handover, slots: &SlotSet, keys_per_s: Option<u64>) {
-    let try_it = async || handover.clean_up(slots, keys_per_s).await.inspect_err(|e| println!("{e}")).is_ok();
-    until("cleaned up", try_it).await;
-}
-
-async fn clear_marks(handover: &mut Handover, slots: &SlotSet) {
-    let try_it = async || handover.clear_marks(slots).await.inspect_err(|e| println!("{e}")).is_ok();
-    until("cleared", try_it).await;
-}
-
-/// How many keys went at last.
-async fn wipe(handover: &mut Handover, slots: &SlotSet) -> u64 {
-    let mut wiped = None;
-    let try_it = async || {
-        wiped = handover.wipe(slots, None).await.inspect_err(|e| println!("{e}")).ok();
-        wiped.is_some()
-    };
-    until("wiped", try_it).await;
-    wiped.expect("it is")
 }
 
 /// Clients with a connection to each node, that follow redirections and keep a book.
@@ -726,47 +708,6 @@ async fn what_is_forbidden_is_found_before_anything_changes(engine: Engine) {
         assert_eq!(refused.server().map(|e| &e.code), Some(&Code::NoPermission), "{refused}");
         assert!(refused.to_string().contains(name), "{refused}");
     }
-}
-
-async fn is_alone(handover: &mut Handover) -> bool {
-    handover.other_jobs().await.expect("a list").is_empty()
-}
-
-async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine: Engine) {
-    let field = Field::of(engine, &Cluster::builder(engine).primaries(2)).await;
-    let moving = slots("0-9");
-    let mut first = field.handover(0, 1).await;
-    assert!(first.other_jobs().await.expect("a list").is_empty(), "it is alone");
-    let options = HandoverOptions { label: "second".to_owned(), ..HandoverOptions::default() };
-    let mut second = field.handover_with(0, 1, options).await;
-    let seen = first.other_jobs().await.expect("a list");
-    assert_eq!(seen.len(), 2, "{seen:?}");
-    assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:second from 127.0.0.1:")), "{seen:?}");
-    assert!(!second.other_jobs().await.expect("a list").is_empty());
-
-    // One that only looks whether it may begin is in nobody's way, and gives way to those that were there
-    // before.
-    let looking = |name: &str| HandoverOptions { label: name.to_owned(), begun: false, ..Default::default() };
-    drop(second);
-    let mut third = field.handover_with(0, 1, looking("third")).await;
-    // Those that have just gone are listed for a moment.
-    until("one that has not begun is no job", async || is_alone(&mut first).await).await;
-    assert_eq!(third.other_jobs().await.expect("a list").len(), 2);
-    drop(first);
-    let mut fourth = field.handover_with(0, 1, looking("fourth")).await;
-    until("the later one gives way", async || is_alone(&mut third).await).await;
-    assert_eq!(fourth.other_jobs().await.expect("a list").len(), 2);
-    third.begin().await.expect("it begins");
-    let seen = fourth.other_jobs().await.expect("a list");
-    assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:third from ")), "{seen:?}");
-    drop((third, fourth));
-
-    let mut first = field.handover(0, 1).await;
-    until("all others have gone", async || is_alone(&mut first).await).await;
-
-    Handover::observe(&field.deployment, &field.id(0), &field.id(1), &moving).await.expect("seen");
-    let cut = first.mark_importing(&moving).await.expect_err("its connections are closed");
-    assert!(cut.is_link(), "{cut}");
 }
 
 async fn after_a_failover_the_promoted_replica_is_found(engine: Engine) {

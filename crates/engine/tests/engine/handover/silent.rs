@@ -3,7 +3,8 @@
 use whimbrel_engine::probe::Info;
 use whimbrel_lab::Engine;
 
-use super::{Field, PAUSE_MS, clean_up, slots};
+use super::retried::clean_up;
+use super::{Field, PAUSE_MS, slots};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_does_not_hold_when_something_was_written() {

@@ -1,0 +1,47 @@
+//! Jobs that see each other.
+
+use whimbrel_engine::handover::{Handover, HandoverOptions};
+use whimbrel_lab::{Cluster, Engine};
+
+use super::{Field, slots, until};
+
+async fn is_alone(handover: &mut Handover) -> bool {
+    handover.other_jobs().await.expect("a list").is_empty()
+}
+
+pub(super) async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine: Engine) {
+    let field = Field::of(engine, &Cluster::builder(engine).primaries(2)).await;
+    let moving = slots("0-9");
+    let mut first = field.handover(0, 1).await;
+    assert!(first.other_jobs().await.expect("a list").is_empty(), "it is alone");
+    let options = HandoverOptions { label: "second".to_owned(), ..HandoverOptions::default() };
+    let mut second = field.handover_with(0, 1, options).await;
+    let seen = first.other_jobs().await.expect("a list");
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:second from 127.0.0.1:")), "{seen:?}");
+    assert!(!second.other_jobs().await.expect("a list").is_empty());
+
+    // One that only looks whether it may begin is in nobody's way, and gives way to those that were there
+    // before.
+    let looking = |name: &str| HandoverOptions { label: name.to_owned(), begun: false, ..Default::default() };
+    drop(second);
+    let mut third = field.handover_with(0, 1, looking("third")).await;
+    // Those that have just gone are listed for a moment.
+    until("one that has not begun is no job", async || is_alone(&mut first).await).await;
+    assert_eq!(third.other_jobs().await.expect("a list").len(), 2);
+    drop(first);
+    let mut fourth = field.handover_with(0, 1, looking("fourth")).await;
+    until("the later one gives way", async || is_alone(&mut third).await).await;
+    assert_eq!(fourth.other_jobs().await.expect("a list").len(), 2);
+    third.begin().await.expect("it begins");
+    let seen = fourth.other_jobs().await.expect("a list");
+    assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:third from ")), "{seen:?}");
+    drop((third, fourth));
+
+    let mut first = field.handover(0, 1).await;
+    until("all others have gone", async || is_alone(&mut first).await).await;
+
+    Handover::observe(&field.deployment, &field.id(0), &field.id(1), &moving).await.expect("seen");
+    let cut = first.mark_importing(&moving).await.expect_err("its connections are closed");
+    assert!(cut.is_link(), "{cut}");
+}
