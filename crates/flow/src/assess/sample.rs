@@ -24,6 +24,10 @@ use crate::keys::dumps;
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
+/// The longest rest after a batch. What would ask for a longer one is not our load: a batch of small values
+/// takes a server a few milliseconds, so other commands held it up, or the machine stood still.
+const REST_MAX: Duration = Duration::from_secs(10);
+
 /// Keys asked for in one batch.
 const BATCH_KEYS: usize = 100;
 
@@ -249,7 +253,7 @@ impl Reader {
     fn pause_after(&mut self, took: Duration) -> Duration {
         let busy = took.saturating_sub(2 * self.rtt) * 2;
         self.busy += busy;
-        busy.mul_f64((1.0 / self.share - 1.0).max(0.0))
+        busy.mul_f64((1.0 / self.share - 1.0).max(0.0)).min(REST_MAX)
     }
 
     /// Asks for type, size and expiry; returns those that are small.

@@ -38,6 +38,9 @@ use crate::verify::Settle;
 /// How often to check whether a client has written.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// How much of the time between two looks counts as quiet: if the machine stood still, its clients did, too.
+const UNSEEN_MAX: Duration = Duration::from_secs(1);
+
 /// How long a feed may take to reach its server's offset.
 const REACH_MS: u64 = 5_000;
 
@@ -410,6 +413,7 @@ impl Syncer {
         watch.looks.clear();
         let waited = watch.waited;
         let began = Instant::now();
+        let mut looked = began;
         loop {
             is_wanted(withdrawn)?;
             if self.shared.stop.is_cancelled() {
@@ -420,6 +424,8 @@ impl Syncer {
                 self.status.phase(SyncPhase::CuttingOver);
                 watch.looks.clear();
             }
+            let unseen = std::mem::replace(&mut looked, Instant::now()).elapsed();
+            watch.since += unseen.saturating_sub(UNSEEN_MAX);
             let wrote = self.check_for_writes(watch).await?;
             self.drain().await?;
             self.save()?;
