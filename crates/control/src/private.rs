@@ -1,4 +1,4 @@
-//! Files that are nobody else's business: what whimbrel keeps, and what holds its secrets.
+//! Files that no other user may read: what whimbrel keeps, and what holds its secrets.
 
 use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};

@@ -1,4 +1,4 @@
-//! The files of sockets: names that the system takes, and whether anybody serves them.
+//! The files of sockets: names that the system takes, and whether a process serves them.
 
 use std::fs::File;
 use std::io;

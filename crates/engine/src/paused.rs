@@ -1,4 +1,4 @@
-//! Servers whose clients somebody has paused.
+//! Servers whose clients are paused by another program.
 //!
 //! Under `CLIENT PAUSE … WRITE` a server answers reads, and silently keeps writes waiting: even a command
 //! that it would refuse, and one that is only queued in a transaction. What a job tries before it begins has

@@ -1,4 +1,4 @@
-//! Who serves a partition: what everybody in a member's process may ask at any time.
+//! Which member serves a partition: what every part of a process may ask at any time.
 
 use std::sync::Arc;
 

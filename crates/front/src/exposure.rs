@@ -1,4 +1,4 @@
-//! Servers that serve anybody, and a front that would let anybody come.
+//! Servers that are open to everyone, and a front that would open them to everyone.
 //!
 //! A server without a password protects itself: in protected mode it answers only on loopback, and so do its
 //! `enable-*-command local`. To the server a front is a client on its own machine or network, so a front that

@@ -1,4 +1,4 @@
-//! Choosing ports that nobody else uses.
+//! Choosing ports that no other process uses.
 //!
 //! A port belongs to the process that got it until that process ends, also while nothing listens on it: a
 //! server that a test restarts finds its port free. Processes that run side by side agree by names of

@@ -1,4 +1,4 @@
-//! Jobs that nobody waits for any longer.
+//! Jobs that no process waits for any longer.
 
 use super::effect::{Reason, Reject, Why};
 use super::job::{BatchState, Job};

@@ -1,4 +1,4 @@
-//! Keys that one of two nodes has lost while nobody owns their slots.
+//! Keys that one of two nodes has lost while no node owns their slots.
 
 use super::phase::Reached;
 

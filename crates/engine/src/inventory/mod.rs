@@ -1,4 +1,4 @@
-//! What a deployment is like, asked for before anybody decides to migrate it.
+//! What a deployment is like: facts for the decision whether to migrate it.
 //!
 //! Nothing is changed: every command reads. Rights are found out without carrying out what they are for: see
 //! [`rights`](crate::rights).

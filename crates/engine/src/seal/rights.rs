@@ -1,4 +1,4 @@
-//! What this user may do on the servers, found out before anybody is paused.
+//! What this user may do on the servers, found out before any client is paused.
 
 use super::fence::{WriterFence, WriterFenceKind};
 use crate::deployment::Deployment;

@@ -1,4 +1,4 @@
-//! Finds out what stands in the way of a migration before anybody decides on it. Nothing is changed.
+//! Finds out what stands in the way of a migration. Nothing is changed.
 //!
 //! - [`whimbrel_engine::inventory`] has what servers report about themselves;
 //! - [`sample`] reads some keys, slowly enough that the server hardly notices;

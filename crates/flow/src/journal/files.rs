@@ -1,4 +1,4 @@
-//! Files that are replaced as a whole, and that nobody leads elsewhere by a symbolic link.
+//! Files that are replaced as a whole, and that a symbolic link cannot redirect.
 
 use std::fs::{File, Metadata};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What is asked of a sync by somebody who wants the target to take over, and why it may not come to that.
+//! What is asked of a sync by a user who wants the target to take over, and why it may not come to that.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,4 +1,4 @@
-//! The target takes over from a source whose writers somebody else stops.
+//! The target takes over from a source whose writers are stopped by its operators.
 //!
 //! We forbid nothing, so nothing keeps a client from writing on. We can only look: the feeds report every key
 //! that is touched. When no client has written for long enough, what is left is transferred and both sides

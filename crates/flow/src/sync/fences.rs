@@ -1,4 +1,4 @@
-//! What undoes the fence of a cutover, kept in a file until somebody takes the fence down.
+//! What undoes the fence of a cutover, kept in a file until the fence is taken down.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

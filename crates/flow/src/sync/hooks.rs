@@ -1,4 +1,5 @@
-//! What somebody else does at certain moments of a cutover: stop the writers, send clients to the target.
+//! What commands of the user do at certain moments of a cutover: stop the writers, send clients to the
+//! target.
 //!
 //! ```text
 //!  rehearsed ──▶ Ready ──▶ pauses, drains, compares, fences ──▶ written down ──▶ Switch ──▶ answered

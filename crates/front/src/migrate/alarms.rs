@@ -1,5 +1,5 @@
-//! What has gone wrong on a source that somebody else uses, or that forgot something: the front can notice
-//! it, not repair it.
+//! What has gone wrong on a source that other clients use, or that forgot something: the front can notice it,
+//! not repair it.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! How a partition moves, and what becomes of it where somebody is lost.
+//! How a partition moves, and what becomes of it if a member is lost.
 //!
 //! ```text
 //! Transferring ─▶ Writing ─▶ Committing ─▶ over

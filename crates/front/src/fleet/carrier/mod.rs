@@ -1,4 +1,4 @@
-//! Carries the keys of a slot from one backend to another, while nobody is served there.
+//! Carries the keys of a slot from one backend to another, while no client is served there.
 //!
 //! An owner may stand still in the middle of this, lose its lease, and go on when another owner has the slot,
 //! and clients write to it at either side. So each command that changes keys is part of a script that checks
