@@ -302,7 +302,10 @@ impl Executor {
             }
             Action::LiftPause => {
                 // Even if we know of none: an earlier process may have died under one.
-                self.handover().await?.release().await?;
+                match self.paused {
+                    Some(_) => self.handover().await?.release().await?,
+                    None => self.handover().await?.release_what_is_left().await?,
+                }
                 Ok(self.released())
             }
             Action::Wipe => {

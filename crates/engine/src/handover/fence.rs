@@ -134,6 +134,23 @@ impl Handover {
         self.source.run(async |link| link.call(&[b"CLIENT", b"UNPAUSE"]).await.map(drop)).await
     }
 
+    /// Lifts a pause that an earlier process of this job may have left. Not if another job has begun at the
+    /// source: a pause there would be that job's, and its handover relies on it. A pause that is left ends by
+    /// itself.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn release_what_is_left(&mut self) -> Result<()> {
+        // If the list is forbidden there is no such job: none could have checked whether it may begin.
+        let found = self.source.other_jobs().await.unwrap_or_default();
+        let is_ours = |name: &str| self.options.is_of_process(name) || self.options.is_of_job(name);
+        if let Some(other) = found.iter().find(|other| !other.is_candidate() && !is_ours(&other.name)) {
+            tracing::info!(%other, "a pause of the source is left to another job");
+            return Ok(());
+        }
+        self.release().await
+    }
+
     /// The take-over as the second half of something: a refusal does not mean that nothing was changed.
     pub(super) async fn take_over_after_fence(&mut self, slots: &SlotSet, not_after_ms: u64) -> Result<()> {
         self.take_over(slots, not_after_ms).await.map_err(|e| match e.server() {

@@ -20,7 +20,7 @@ use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Tls};
 use whimbrel_wire::value::Value;
 
 use self::retried::{clean_up, clear_marks, wipe};
-use self::seen::two_handovers_see_each_other_and_old_ones_are_cut_off;
+use self::seen::{a_pause_of_another_job_is_left, two_handovers_see_each_other_and_old_ones_are_cut_off};
 
 mod lapsed;
 mod retried;
@@ -35,6 +35,7 @@ whimbrel_lab::for_each_engine! {
         what_was_dropped_half_way_is_found_out_and_repaired
         replicas_that_lag_are_waited_for
         keys_that_have_expired_are_removed_with_the_others
+        a_pause_of_another_job_is_left
         two_handovers_see_each_other_and_old_ones_are_cut_off
 }
 

@@ -1,9 +1,10 @@
 //! Jobs that see each other.
 
+use whimbrel_core::slot::tag_for_slot;
 use whimbrel_engine::handover::{Handover, HandoverOptions};
 use whimbrel_lab::{Cluster, Engine};
 
-use super::{Field, slots, until};
+use super::{Field, PAUSE_MS, slots, until};
 
 async fn is_alone(handover: &mut Handover) -> bool {
     handover.other_jobs().await.expect("a list").is_empty()
@@ -44,4 +45,36 @@ pub(super) async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine
     Handover::observe(&field.deployment, &field.id(0), &field.id(1), &moving).await.expect("seen");
     let cut = first.mark_importing(&moving).await.expect_err("its connections are closed");
     assert!(cut.is_link(), "{cut}");
+}
+
+/// A job that goes on lifts the pause that its killed process may have left, and not that of another job.
+pub(super) async fn a_pause_of_another_job_is_left(engine: Engine) {
+    let field = Field::of(engine, &Cluster::builder(engine).primaries(2)).await;
+    let named = |name: &str| HandoverOptions { label: name.to_owned(), ..HandoverOptions::default() };
+    let mut at_work = field.handover_with(0, 1, named("at-work")).await;
+    at_work.pause(PAUSE_MS).await.expect("a pause");
+    let mut writer = field.cluster.connection_to(0);
+    let id: i64 = redis::cmd("CLIENT").arg("ID").query(&mut writer).expect("a number");
+    let slot = field.own_slots(0).await.iter().next().expect("it has slots");
+    let key = format!("{{{}}}", tag_for_slot(slot));
+    let write = std::thread::spawn(move || redis::cmd("SET").arg(key).arg("v").exec(&mut writer));
+    let mut looker = field.cluster.connection_to(0);
+    let mut waits = || {
+        let list = redis::cmd("CLIENT").arg("LIST").arg("ID").arg(id).query::<String>(&mut looker);
+        let list = list.expect("a list");
+        let flags = list.split(' ').find_map(|field| field.strip_prefix("flags="));
+        flags.is_some_and(|flags| flags.contains('b'))
+    };
+    until("the write waits", async || waits()).await;
+
+    let mut resumed = field.handover_with(0, 1, named("resumed")).await;
+    resumed.release_what_is_left().await.expect("left");
+    assert!(waits() && !write.is_finished(), "{engine}: the other job's pause was lifted");
+    drop(at_work);
+    until("the pause is lifted once that job has gone", async || {
+        resumed.release_what_is_left().await.expect("lifted");
+        write.is_finished()
+    })
+    .await;
+    write.join().expect("no panic").expect("written");
 }
