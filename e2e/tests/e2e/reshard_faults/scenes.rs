@@ -133,8 +133,8 @@ pub(super) fn elections_won(scene: &Scene) -> usize {
 }
 
 /// Compares what was acknowledged since `before` elections were won. Not if more than the `expected` ones
-/// were won since: a machine that stands still for longer than the node timeout has other nodes fail over, and
-/// what a server acknowledges before its replica has it is lost then.
+/// were won since: a machine that stands still for longer than the node timeout has other nodes fail over,
+/// and what a server acknowledges before its replica has it is lost then.
 #[track_caller]
 pub(super) fn assert_kept_but_for_failovers(scene: &Scene, record: &Record, before: usize, expected: usize) {
     let won = elections_won(scene).saturating_sub(before);
