@@ -106,6 +106,8 @@ pub(crate) struct Executor {
     feed: Option<Feed>,
     mover: Option<SlotMover>,
     paused: Option<(Paused, Instant)>,
+    /// This process has paused writes and has not let them go since, as far as it knows.
+    has_paused: bool,
     /// From before the pause until the writers are let go.
     gate: Option<TargetGateGuard>,
     /// How old the knowledge is that the source is fenced, by [`clock::now_ms`]: a failover goes on while
@@ -164,6 +166,7 @@ impl Executor {
             feed: None,
             mover: None,
             paused: None,
+            has_paused: false,
             gate: None,
             sealed_at_ms: None,
             staged_at: None,
@@ -302,9 +305,9 @@ impl Executor {
             }
             Action::LiftPause => {
                 // Even if we know of none: an earlier process may have died under one.
-                match self.paused {
-                    Some(_) => self.handover().await?.release().await?,
-                    None => self.handover().await?.release_what_is_left().await?,
+                match self.has_paused {
+                    true => self.handover().await?.release().await?,
+                    false => self.handover().await?.release_what_is_left().await?,
                 }
                 Ok(self.released())
             }
@@ -557,6 +560,7 @@ impl Executor {
         let started = paused.until.checked_sub(Duration::from_millis(pause_ms)).unwrap_or(paused.until);
         let takes_over = handover.fences_by_script(&paused);
         self.paused = Some((paused, started));
+        self.has_paused = true;
         Ok(Detail::Paused { takes_over })
     }
 
@@ -574,6 +578,7 @@ impl Executor {
 
     /// What a released pause comes to.
     fn released(&mut self) -> Detail {
+        self.has_paused = false;
         self.gate = None;
         let sealed = self.sealed_at_ms.is_some();
         let paused_ms = self.paused.take().map_or(0, |(paused, started)| {

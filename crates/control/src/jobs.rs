@@ -37,6 +37,10 @@ const EVENTS_PERIOD: Duration = Duration::from_millis(500);
 pub const FENCE_LEFT: &str = ". A cutover of it was interrupted: writers may still be kept away from its \
     source, and whimbrel unfence SOURCE lets them in";
 
+/// What is said of a sync that stopped and was not cancelled.
+const NOT_CANCELLED: &str = ". It has stopped and was not cancelled: a cutover back was interrupted, and only \
+    to go on with it (whimbrel jobs resume) keeps writers away from one of the sides";
+
 /// What came of an order to cancel a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelAnswer {
@@ -418,8 +422,12 @@ impl Jobs {
 
     /// What is said of the fence of a job that was cancelled: a cutover that is noted may have left one.
     pub fn fence_left(&self, entry: &Entry) -> &'static str {
-        let is_noted = FenceNote::file_of(&self.folder, &entry.status.id).exists();
-        if is_noted { FENCE_LEFT } else { "" }
+        let Status { id, kind, .. } = &entry.status;
+        match FenceNote::file_of(&self.folder, id).exists() {
+            true => FENCE_LEFT,
+            false if *kind == Kind::Sync && journal::exists(&self.folder, id) => NOT_CANCELLED,
+            false => "",
+        }
     }
 
     /// Has a job end: the process that runs it is asked to; a job that no process runs is discarded, if

@@ -309,6 +309,15 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         made.map_err(|e| not_opened(&path, e))
     }
 
+    /// As [`Journal::begin`], without waiting for room.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn begin_at_once(folder: &Path, name: &str, description: &str, state: S) -> Result<Journal<S>> {
+        let path = file_of(folder, name);
+        Journal::make(&path, description, state).map_err(|e| not_opened(&path, e))
+    }
+
     fn make(path: &Path, description: &str, state: S) -> std::result::Result<Journal<S>, OpenError> {
         path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(OpenError::Failed)?;
         let documents = Box::new(RedbDocuments::create(path)?);

@@ -407,6 +407,10 @@ pub async fn attended<T, R: Serialize>(
     match outcome.as_ref().map(came) {
         Ok(Came::Through(word)) => attended.leave(How::Ended(word)).await,
         _ if is_cancelled => {
+            if let Err(error) = sync::refuse_to_discard(folder, &name) {
+                attended.leave(How::Interrupted(&error.problem())).await;
+                return Err(error);
+            }
             let mut discarded = Ok(());
             attended
                 .leave_after(How::Ended("cancelled"), || discarded = sync::discard(folder, &name).map(drop))

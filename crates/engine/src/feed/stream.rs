@@ -223,7 +223,9 @@ pub(super) async fn attach_at(
     let parts = (ready.link, ready.decoder, ready.cuts);
     let mut stream = Stream::new(place, shared, options, parts, from.offset);
     match stream.psync(Some(from)).await? {
-        Opening::Continue { replid } => stream.replid = replid.unwrap_or(from.replid.clone()),
+        // Another server has taken over, which may lack what keys that were read at the former one had.
+        Opening::Continue { replid: Some(now) } if *now != from.replid => return Ok(None),
+        Opening::Continue { .. } => stream.replid.clone_from(&from.replid),
         // With all its data, perhaps: the link is dropped before any of it is taken in.
         Opening::Full { .. } => return Ok(None),
         Opening::Refused(text) => return stream.refused(&text).map(|_| None),

@@ -141,8 +141,11 @@ impl Handover {
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
     pub async fn release_what_is_left(&mut self) -> Result<()> {
-        // If the list is forbidden there is no such job: none could have checked whether it may begin.
-        let found = self.source.other_jobs().await.unwrap_or_default();
+        let found = match self.source.other_jobs().await {
+            // Then there is no such job: none could have checked whether it may begin.
+            Err(e) if e.server().is_some_and(ServerError::forbids_command) => Vec::new(),
+            found => found?,
+        };
         let is_ours = |name: &str| self.options.is_of_process(name) || self.options.is_of_job(name);
         if let Some(other) = found.iter().find(|other| !other.is_candidate() && !is_ours(&other.name)) {
             tracing::info!(%other, "a pause of the source is left to another job");

@@ -104,11 +104,9 @@ pub fn discard(folder: &Path, name: &str) -> Result<bool> {
         drop(documents);
         return journal::discard(folder, name).map(|()| false);
     };
-    if left.leads_back {
-        return Err(left.refuse("cancel the job", name));
-    }
+    let Some(note) = left.note else { return Err(left.refuse("cancel the job", name)) };
     let file = FenceNote::file_of(folder, name);
-    let (note, older) = left.note.with_older(&file);
+    let (note, older) = note.with_older(&file);
     write_durably(&file, &note).map_err(|e| Error::own(format!("write {}", file.display()), e))?;
     FenceNote::forget_older(&older, &file)?;
     let removed = Box::new(documents).remove();
@@ -116,32 +114,48 @@ pub fn discard(folder: &Path, name: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// What a cutover of a sync may have left at its source when its process was killed.
+/// Whether the sync of this name cannot be discarded, as [`discard`].
+///
+/// # Errors
+/// `Options` if so.
+pub fn refuse_to_discard(folder: &Path, name: &str) -> Result<()> {
+    let left = if journal::exists(folder, name) { journal::hold(folder, name).ok() } else { None };
+    match left.and_then(|documents| Left::of(&documents)) {
+        Some(left @ Left { note: None }) => Err(left.refuse("cancel the job", name)),
+        _ => Ok(()),
+    }
+}
+
+/// What a cutover of a sync may have left when its process was killed.
 struct Left {
-    note: FenceNote,
-    /// It was a cutover back: the fence of the target may be down as well.
-    leads_back: bool,
+    /// What it may have left at its source. `None` if it was a cutover back: then writers may be let in at
+    /// the target as well.
+    note: Option<FenceNote>,
 }
 
 impl Left {
-    /// As a journal has it; `None` where there is nothing to be taken down. A pause ends by itself.
+    /// As a journal has it; `None` if there is nothing to be taken down or put up again. A pause ends by
+    /// itself.
     fn of(documents: &dyn Documents) -> Option<Left> {
         let text = documents.read("state").ok().flatten()?;
         let state: SyncState = serde_json::from_str(&text).ok()?;
+        if state.lift.is_some() && (state.lifted || state.cut_over.is_some()) {
+            return Some(Left { note: None });
+        }
         let fence = state.cut_over?;
         let stays = matches!(fence.kind(), WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica);
         let note = FenceNote { source: state.source, fence, interrupted: true };
-        (stays && note.fence.is_plausible()).then_some(Left { note, leads_back: state.lift.is_some() })
+        (stays && note.fence.is_plausible()).then_some(Left { note: Some(note) })
     }
 
     fn refuse(&self, tried: &str, name: &str) -> Error {
-        let what = match self.leads_back {
-            true => {
+        let what = match self.note {
+            None => {
                 "a cutover back was interrupted, and writers may be let in on either side: only to go on \
                     with it keeps them away from one"
                     .to_owned()
             }
-            false => format!(
+            Some(_) => format!(
                 "a cutover of it was interrupted, and writers may still be kept away from the source: to go \
                     on with it lets them in, and so does to give it up (whimbrel jobs cancel {name}, then \
                     whimbrel unfence)"

@@ -51,6 +51,7 @@ mod status;
 mod syncer;
 mod unseen;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -67,7 +68,7 @@ use whimbrel_engine::seal::WriterFenceKind;
 
 pub use self::asked::{Ask, Beginning, NotTakenOver};
 pub use self::attach::rehearse_feeds;
-pub use self::fences::{FenceNote, discard};
+pub use self::fences::{FenceNote, discard, refuse_to_discard};
 use self::fences::{put_up_again, take_down};
 pub use self::heard::SILENT_AFTER_MS;
 use self::heard::millis;
@@ -105,6 +106,8 @@ const LOOKS_PER_MEETING: u32 = 5;
 struct TakenOver {
     report: CutoverReport,
     answer: Option<oneshot::Sender<Result<CutoverReport, NotTakenOver>>>,
+    /// When.
+    at: Instant,
 }
 
 /// What comes after an epoch.
@@ -180,12 +183,13 @@ pub async fn sync(
     };
     let snapshot_done = sync.state.snapshot_done;
     let cutover = match taken_over {
-        Some(TakenOver { mut report, answer }) => {
+        Some(TakenOver { mut report, answer, at }) => {
             sync.leave_fence().await;
-            sync.begin_way_back().await;
+            sync.begin_way_back();
+            sync.forget_lifted(&report);
             // From here on no later run undoes the cutover: clients may be sent away.
             let finished = sync.journal.finish();
-            moments::send_clients(&sync.options, &mut report).await;
+            moments::send_clients(&sync.options, &mut report, at).await;
             if let Some(answer) = answer {
                 // The caller may have gone.
                 let _ = answer.send(Ok(report.clone()));
@@ -243,7 +247,7 @@ impl Syncer {
             // It died during its cutover: how far it came is unknown.
             self.state.lifted = self.state.lift.is_some();
             if let Some(report) = self.resume_switch(fence).await? {
-                return Ok(Some(TakenOver { report, answer: None }));
+                return Ok(Some(TakenOver { report, answer: None, at: Instant::now() }));
             }
         }
         if self.state.lifted {
@@ -349,7 +353,9 @@ impl Syncer {
             Err(error) => tracing::info!(%error, "a cutover was given up"),
         }
         match outcome {
-            Ok(report) if report.is_final() => Ok(Some(TakenOver { report, answer: Some(answer) })),
+            Ok(report) if report.is_final() => {
+                Ok(Some(TakenOver { report, answer: Some(answer), at: Instant::now() }))
+            }
             // The answer is the reason why the sync ends, too.
             outcome if self.state.fronted.is_some() => {
                 let refusal = outcome.err().map(|e| (e.problem(), e.remedy));
@@ -372,16 +378,26 @@ impl Syncer {
         }
     }
 
+    /// Forgets the notes of the fence that a cutover back has taken down: a later sync from there is not
+    /// refused.
+    fn forget_lifted(&self, report: &CutoverReport) {
+        let folder = self.options.fence_file.parent().unwrap_or(Path::new(""));
+        if report.lifted
+            && let Err(e) = FenceNote::forget_all(folder, &self.shared.target)
+        {
+            self.notice(&format!("the fence that was taken down is still noted: {e}"));
+        }
+    }
+
     /// Writes down the sync that leads back before this one is forgotten: a process that is killed in between
     /// could not find the way back any more.
-    async fn begin_way_back(&mut self) {
+    fn begin_way_back(&mut self) {
         let (Some(place), Some(back)) = (&self.options.way_back, &mut self.back) else { return };
-        let begun = async {
-            // An earlier one of this name has come to nothing.
-            discard(&place.folder, &place.name)?;
-            back.journal(place, &self.status.copy.disk).await
-        };
-        match begun.await {
+        let (WayBack { folder, name, description }, state) = (place, SyncState::leading_back(back));
+        // An earlier one of this name has come to nothing. Clients wait: not for a disk that is full.
+        let begun =
+            discard(folder, name).and_then(|_| Journal::begin_at_once(folder, name, description, state));
+        match begun {
             Ok(journal) => back.journal = Some(journal),
             // The cutover is done all the same.
             Err(e) => self.status.copy.notice(format!("the way back is not written down yet: {e}")),

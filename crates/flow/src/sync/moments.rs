@@ -86,12 +86,12 @@ impl Syncer {
 
 /// Runs what sends clients to the target. To be called when the cutover is written down: see
 /// [`hooks`](super::hooks). What fails is part of the report, and nothing is undone: the target has
-/// everything, and no client may write to the source.
-pub(super) async fn send_clients(options: &SyncOptions, report: &mut CutoverReport) {
+/// everything, and no client may write to the source. `at` is when the target took over.
+pub(super) async fn send_clients(options: &SyncOptions, report: &mut CutoverReport, at: Instant) {
     let Some(hooks) = &options.hooks else { return };
     let until = match report.fence {
         // After that the source takes writes again: clients that are sent away then leave others behind.
-        WriterFenceKind::Pause { limit_ms } => Some(Instant::now() + before_fence(limit_ms)),
+        WriterFenceKind::Pause { limit_ms } => Some(at + before_fence(limit_ms)),
         _ => None,
     };
     let cutover = Some(report.clone());

@@ -23,7 +23,7 @@ use whimbrel_flow::journal::{DiskFull, Journal};
 use whimbrel_flow::sync::{
     Ask, Beginning, Compare, CutoverOptions, CutoverReport, FenceNote, FrontOrder, FrontSide, FrontStand,
     Fronts, NotTakenOver, OrderAnswer, SyncOptions, SyncPhase, SyncReport, SyncState, SyncStatus, WayBack,
-    discard, sync,
+    discard, refuse_to_discard, sync,
 };
 use whimbrel_lab::{Engine, Server};
 
@@ -334,6 +334,15 @@ async fn a_fence_is_known_after_its_sync_was_given_up(engine: Engine) {
     FenceNote::refuse_to_forget(folder, "fenced", false).expect_err("it would be forgotten");
     pair.has_followed(json!({ "cut_over": fence_of(&pair.source), "lift": fence_of(&pair.target) })).await;
     discard(folder, "fenced").expect_err("both sides may be open, and it closes one");
+    let pause = json!({"kind": {"pause": {"limit_ms": 1_000}}, "users": []});
+    for open in [
+        json!({ "cut_over": pause, "lift": fence_of(&pair.target) }),
+        json!({ "lift": fence_of(&pair.target), "lifted": true }),
+    ] {
+        pair.has_followed(open).await;
+        refuse_to_discard(folder, "fenced").expect_err("both sides may be open, and it closes one");
+        discard(folder, "fenced").expect_err("it would be forgotten");
+    }
     pair.has_followed(json!({ "cut_over": fence_of(&pair.source) })).await;
     assert!(discard(folder, "fenced").expect("it is given up"), "{engine}: a fence is left");
     assert!(Journal::<SyncState>::open(folder, "fenced", "a sync", true).is_err(), "it has ended");

@@ -328,16 +328,7 @@ async fn attended(
     // The process that asked for a cutover hears of it before this one ends.
     let Attendance { outcome, is_cancelled } =
         steering::attended(folder, job, work, came, |(report, _)| report).await?;
-    let (mut report, back) = outcome?;
-    if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
-        && let Err(e) = FenceNote::forget_all(folder, &target)
-    {
-        let notice = format!("the fence that was taken down is still noted: {e}");
-        if !args.show.quiet && !args.show.json {
-            eprintln!("note     {notice}");
-        }
-        report.notices.push(notice);
-    }
+    let (report, back) = outcome?;
     let again = Some(again).filter(|_| !is_cancelled);
     show_report(args, &report, again);
     Ok((report, back))
