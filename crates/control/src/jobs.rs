@@ -38,8 +38,8 @@ pub const FENCE_LEFT: &str = ". A cutover of it was interrupted: writers may sti
     source, and whimbrel unfence SOURCE lets them in";
 
 /// What is said of a sync that stopped and was not cancelled.
-const NOT_CANCELLED: &str = ". It has stopped and was not cancelled: a cutover back was interrupted, and only \
-    to go on with it (whimbrel jobs resume) keeps writers away from one of the sides";
+const NOT_CANCELLED: &str = ". It has stopped and was not cancelled: a cutover back was interrupted, and \
+    only to go on with it (whimbrel jobs resume) keeps writers away from one of the sides";
 
 /// What came of an order to cancel a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
