@@ -270,10 +270,10 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// `Own` if the folder or file cannot be used, if another whimbrel has it open, or if there is nothing to
     /// resume.
     pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
-        let path = file_of(folder, name);
         if !resume {
-            return Journal::make(&path, description, S::default()).map_err(|e| not_opened(&path, e));
+            return Journal::begin_at_once(folder, name, description, S::default());
         }
+        let path = file_of(folder, name);
         if !path.exists() {
             return Err(Error::own(
                 format!("journal {}", path.display()),

@@ -301,6 +301,15 @@ impl Feed {
         }
     }
 
+    /// [`Feed::compare_history`], then [`Feed::reach`]: of a server's history, and its offset in that.
+    ///
+    /// # Errors
+    /// As [`Feed::reach`]; also if the history is another one.
+    pub async fn reach_in(&self, replid: &str, offset: u64, timeout_ms: u64) -> Result<bool> {
+        self.compare_history(replid);
+        self.reach(offset, timeout_ms).await
+    }
+
     /// Compares with what the server at [`Feed::address`] names as its history (`master_replid` of
     /// `INFO replication`; empty if it names none). If that is another history, the feed ends: another server
     /// answers there, and its changes are not reported.

@@ -338,19 +338,17 @@ impl Mover<'_> {
         let unlink: Vec<&[u8]> = vec![b"UNLINK", &self.staging];
         let creation = [unlink.clone(), first.words(), bound.clone()];
         let renewal = [vec![&b"PERSIST"[..], &self.staging], bound.clone()];
-        match (creates, self.importing()) {
-            (true, true) => {
-                self.push(target, &unlink);
-                self.push_elements(target, first);
-            }
-            (true, false) => {
-                target.push(&[b"MULTI"]);
-                target.push(&unlink);
-                self.push_elements(target, first);
-                target.push(&bound);
-                target.push(&[b"EXEC"]);
-            }
-            (false, _) => self.push_elements(target, first),
+        let in_transaction = creates && !self.importing();
+        if in_transaction {
+            target.push(&[b"MULTI"]);
+        }
+        if creates {
+            self.push(target, &unlink);
+        }
+        self.push_elements(target, first);
+        if in_transaction {
+            target.push(&bound);
+            target.push(&[b"EXEC"]);
         }
         rest.iter().for_each(|command| self.push_elements(target, command));
         if !self.importing() {

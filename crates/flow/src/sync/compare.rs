@@ -235,9 +235,9 @@ impl Syncer {
         for source in &self.sources {
             let mut link = self.shared.source.open(source.feed.address(), 0).await?;
             let info = Info::ask(&mut link, "replication").await?;
-            source.feed.compare_history(info.field("master_replid").unwrap_or_default());
+            let replid = info.field("master_replid").unwrap_or_default();
             let offset = info.number("master_repl_offset").unwrap_or(0);
-            if !source.feed.reach(offset, REACH_MS).await? {
+            if !source.feed.reach_in(replid, offset, REACH_MS).await? {
                 return Ok(false);
             }
             let Some(keys) = source.feed.touched().count() else { return Ok(false) };

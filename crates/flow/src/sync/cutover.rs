@@ -346,8 +346,7 @@ impl Syncer {
             let Some(at) = reached.iter().find(|at| at.address == *source.feed.address()) else {
                 return Err(refused("a primary of the source is not the one that was followed"));
             };
-            source.feed.compare_history(&at.replid);
-            if !source.feed.reach(at.offset, options.max_pause_ms).await? {
+            if !source.feed.reach_in(&at.replid, at.offset, options.max_pause_ms).await? {
                 return Err(refused("the feed did not come to the end of what was written"));
             }
         }

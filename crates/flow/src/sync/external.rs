@@ -512,8 +512,7 @@ impl Syncer {
         let is_blind = feed.misses_consumer_groups();
         for look in 1.. {
             let before = Counted::ask(link, is_blind).await?;
-            feed.compare_history(&before.replid);
-            if !feed.reach(before.offset, REACH_MS).await? {
+            if !feed.reach_in(&before.replid, before.offset, REACH_MS).await? {
                 return Ok(None);
             }
             let touches = i128::from(feed.touched().recorded());

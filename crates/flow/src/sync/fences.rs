@@ -15,7 +15,7 @@ use whimbrel_engine::seal::{WriterFence, WriterFenceKind};
 
 use super::state::SyncState;
 use super::syncer::Syncer;
-use crate::journal::{self, DiskFull, Documents, remove_if_there, write_durably};
+use crate::journal::{self, DiskFull, Documents, RedbDocuments, remove_if_there, write_durably};
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
@@ -93,15 +93,8 @@ impl Syncer {
 /// As [`journal::discard`]; `Own` if the note cannot be written; `Options` if a cutover back was interrupted:
 /// then writers may be let in on either side, and only the sync itself keeps them away from one of them.
 pub fn discard(folder: &Path, name: &str) -> Result<bool> {
-    if !journal::exists(folder, name) {
-        return Ok(false);
-    }
     // Others are kept away until it is gone.
-    let Ok(documents) = journal::hold(folder, name) else {
-        return journal::discard(folder, name).map(|()| false);
-    };
-    let Some(left) = Left::of(&documents) else {
-        drop(documents);
+    let Some((documents, left)) = Left::in_journal(folder, name) else {
         return journal::discard(folder, name).map(|()| false);
     };
     let Some(note) = left.note else { return Err(left.refuse("cancel the job", name)) };
@@ -119,9 +112,8 @@ pub fn discard(folder: &Path, name: &str) -> Result<bool> {
 /// # Errors
 /// `Options` if so.
 pub fn refuse_to_discard(folder: &Path, name: &str) -> Result<()> {
-    let left = if journal::exists(folder, name) { journal::hold(folder, name).ok() } else { None };
-    match left.and_then(|documents| Left::of(&documents)) {
-        Some(left @ Left { note: None }) => Err(left.refuse("cancel the job", name)),
+    match Left::in_journal(folder, name) {
+        Some((_, left @ Left { note: None })) => Err(left.refuse("cancel the job", name)),
         _ => Ok(()),
     }
 }
@@ -134,6 +126,14 @@ struct Left {
 }
 
 impl Left {
+    /// As the journal of this name has it, which others cannot open until it is dropped. `None` also if a
+    /// process runs that sync, or the journal cannot be read.
+    fn in_journal(folder: &Path, name: &str) -> Option<(RedbDocuments, Left)> {
+        let documents = journal::exists(folder, name).then(|| journal::hold(folder, name).ok()).flatten()?;
+        let left = Left::of(&documents)?;
+        Some((documents, left))
+    }
+
     /// As a journal has it; `None` if there is nothing to be taken down or put up again. A pause ends by
     /// itself.
     fn of(documents: &dyn Documents) -> Option<Left> {
@@ -257,12 +257,14 @@ impl FenceNote {
     /// # Errors
     /// `Options` if there is such a thing, unless the sync is `resumed`.
     pub fn refuse_to_forget(folder: &Path, name: &str, resumed: bool) -> Result<()> {
-        if resumed || !journal::exists(folder, name) {
+        if resumed {
             return Ok(());
         }
         // One that is in use, or cannot be read, cannot be begun anew either.
-        let left = journal::hold(folder, name).ok().and_then(|documents| Left::of(&documents));
-        left.map_or(Ok(()), |left| Err(left.refuse("begin the sync anew", name)))
+        match Left::in_journal(folder, name) {
+            Some((_, left)) => Err(left.refuse("begin the sync anew", name)),
+            None => Ok(()),
+        }
     }
 
     /// Refuses to sync from a source at which nothing but interrupted cutovers have left these notes.

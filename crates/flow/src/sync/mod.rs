@@ -223,7 +223,8 @@ pub async fn sync(
 impl Syncer {
     async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<TakenOver>> {
         // First of all: writers of the source wait for it, however the target is.
-        if self.state.cut_over.as_ref().is_some_and(|fence| fence.kind() != WriterFenceKind::Front) {
+        let by_front = self.state.cut_over.as_ref().is_some_and(|f| f.kind() == WriterFenceKind::Front);
+        if !by_front {
             self.undo_interrupted().await?;
         }
         let wanted = |db| self.shared.options.dbs.iter().any(|pair| pair.source == db);
@@ -243,15 +244,15 @@ impl Syncer {
             }
         }
         self.state.copy.target_runs = runs;
-        if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == WriterFenceKind::Front) {
+        if let Some(fence) = self.state.cut_over.take_if(|_| by_front) {
             // It died during its cutover: how far it came is unknown.
             self.state.lifted = self.state.lift.is_some();
             if let Some(report) = self.resume_switch(fence).await? {
                 return Ok(Some(TakenOver { report, answer: None, at: Instant::now() }));
             }
-        }
-        if self.state.lifted {
-            self.close_target().await;
+            if self.state.lifted {
+                self.close_target().await;
+            }
         }
         if resumed {
             self.suspect_moved();
@@ -313,13 +314,14 @@ impl Syncer {
     /// The journal knows of the fence until it is down. If a node does not let that be done, it is tried
     /// again while the sync follows: the others do not wait for it.
     async fn undo_interrupted(&mut self) -> Result<()> {
-        let Some(fence) = self.state.cut_over.clone() else { return Ok(()) };
+        let fence = self.state.cut_over.clone();
         // How far it came is unknown.
-        self.state.lifted = self.state.lift.is_some();
+        self.state.lifted |= fence.is_some() && self.state.lift.is_some();
         if self.state.lifted {
             // Before those of the source are let in: at no time are they let in on both sides.
             self.close_target().await;
         }
+        let Some(fence) = fence else { return Ok(()) };
         match fence.lift(&self.shared.source).await {
             Ok(()) => {
                 self.state.cut_over = None;

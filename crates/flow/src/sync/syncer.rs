@@ -109,10 +109,10 @@ impl Syncer {
                     Err(e) => shared.pause(&mut backoff, e).await?,
                 }
             };
-            feed.compare_history(info.field("master_replid").unwrap_or_default());
+            let replid = info.field("master_replid").unwrap_or_default();
             let offset = info.number("master_repl_offset").unwrap_or(0);
             loop {
-                match feed.reach(offset, REACH_MS).await {
+                match feed.reach_in(replid, offset, REACH_MS).await {
                     Ok(true) => break,
                     Ok(false) if !shared.stop.is_cancelled() => {}
                     // It is repaired, or all of this ends.
