@@ -2,12 +2,12 @@
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use whimbrel_lab::{Etcd, Proxy, free_port};
+use whimbrel_lab::{Etcd, Proxy, free_port, until};
 
 use crate::binary::{Invocation, Output, Running};
 use crate::cluster_writers::Record;
@@ -18,9 +18,6 @@ pub const PATIENCE: Duration = Duration::from_secs(150);
 
 /// How long a connection to a member that serves may take, the introduction of the client included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How often it is looked.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// A coordinator, or several on one etcd, and members.
 pub struct Fleet {
@@ -57,19 +54,6 @@ pub struct Member {
     forwarding: u16,
     /// What it reaches the coordinators by.
     links: Vec<Proxy>,
-}
-
-/// Waits until something is so.
-#[track_caller]
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "it is never so that {what}");
-        std::thread::sleep(LOOK);
-    }
 }
 
 impl Fleet {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use whimbrel_lab::{Cluster, Server};
+use whimbrel_lab::{Cluster, Server, rest_after, wait_until};
 
 use crate::compare::{NodeKeys, Snapshot, Stray, diff, node_keys};
 use crate::dataset::knows_command;
@@ -72,7 +72,7 @@ pub fn lay_out(cluster: &Cluster, slots: &[Ranges]) -> Result<()> {
 
 /// Waits until a replica has what its primary has sent by now.
 ///
-/// Panics if that takes longer than half a minute.
+/// Panics if that takes longer than three minutes.
 #[track_caller]
 pub fn wait_until_follows(primary: &Server, replica: &Server) {
     let offset = |node: &Server, field: &str| -> u64 {
@@ -82,11 +82,8 @@ pub fn wait_until_follows(primary: &Server, replica: &Server) {
         found.next().map_or(0, |number| number.parse().expect("an offset is a number"))
     };
     let sent = offset(primary, "master_repl_offset");
-    let deadline = Instant::now() + SETTLE_TIMEOUT;
-    while offset(replica, "slave_repl_offset") < sent {
-        assert!(Instant::now() < deadline, "{} does not follow {}", replica.addr(), primary.addr());
-        thread::sleep(Duration::from_millis(5));
-    }
+    let follows = format!("{} has what {} sent", replica.addr(), primary.addr());
+    wait_until(&follows, || offset(replica, "slave_repl_offset") >= sent);
 }
 
 /// Panics unless, within half a minute, every slot has one owner that all running nodes agree on, no slot is
@@ -96,6 +93,7 @@ pub fn wait_until_follows(primary: &Server, replica: &Server) {
 pub fn assert_sound(cluster: &Cluster) {
     let deadline = Instant::now() + SETTLE_TIMEOUT;
     loop {
+        let began = Instant::now();
         let troubles = troubles(cluster).unwrap_or_else(|error| vec![format!("{error:#}")]);
         if troubles.is_empty() {
             return;
@@ -104,7 +102,7 @@ pub fn assert_sound(cluster: &Cluster) {
             let shown = troubles[..troubles.len().min(SHOWN)].join("\n  ");
             panic!("the cluster is not sound, {} troubles:\n  {shown}", troubles.len());
         }
-        thread::sleep(POLL);
+        rest_after(began);
     }
 }
 

@@ -12,14 +12,13 @@ use crate::error::LabError;
 use crate::ports;
 use crate::server::{NotReady, Server, ServerBuilder};
 use crate::tls::Tls;
+use crate::wait::rest_after;
 
 /// How many slots a cluster has.
 pub const SLOTS: u16 = 16_384;
 
 /// What the servers themselves need is about 2 s; a busy machine may need much more.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(180);
-
-const POLL: Duration = Duration::from_millis(25);
 
 /// After how long without an answer a node counts as failing unless a test says otherwise, in milliseconds:
 /// what servers have by default. On a busy machine less takes nodes that only wait for a processor for dead.
@@ -471,7 +470,9 @@ impl Cluster {
     /// Polls until nothing is wrong any more.
     fn wait_for(&self, what: &str, mut problem: impl FnMut(&Self) -> Option<String>) -> Result<(), LabError> {
         let deadline = Instant::now() + SETTLE_TIMEOUT;
-        while let Some(seen) = problem(self) {
+        loop {
+            let began = Instant::now();
+            let Some(seen) = problem(self) else { return Ok(()) };
             if Instant::now() >= deadline {
                 return Err(LabError::Timeout {
                     what: what.to_owned(),
@@ -479,9 +480,8 @@ impl Cluster {
                     seen,
                 });
             }
-            thread::sleep(POLL);
+            rest_after(began);
         }
-        Ok(())
     }
 
     /// A node that does not know all others, if there is one.

@@ -57,4 +57,4 @@ pub use proxy::Proxy;
 pub use sentinel::Sentinels;
 pub use server::{Server, ServerBuilder, processor_seconds};
 pub use tls::{CLIENT_NAME, Tls};
-pub use wait::{wait_until, wait_until_refused};
+pub use wait::{rest_after, until, wait_until, wait_until_refused};

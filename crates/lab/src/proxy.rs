@@ -56,6 +56,8 @@ struct Links {
     next: u64,
     /// On connections up to this number nothing passes, silently.
     stalled: Arc<AtomicU64>,
+    /// How much passes on each connection, in each direction. Zero: as much as there is.
+    bytes_per_second: Arc<AtomicU64>,
 }
 
 struct Link {
@@ -138,6 +140,12 @@ impl Proxy {
     pub fn stall_present(&self) {
         let links = lock(&self.links);
         links.stalled.store(links.next, Ordering::Release);
+    }
+
+    /// From now on no more than this passes on each connection, in each direction: a long answer comes late,
+    /// and a short one on another connection at once.
+    pub fn narrow(&self, bytes_per_second: u64) {
+        lock(&self.links).bytes_per_second.store(bytes_per_second, Ordering::Release);
     }
 
     /// Everything passes again; what was held back comes late.
@@ -229,30 +237,37 @@ fn open(client: TcpStream, target: SocketAddr, delay: Duration, links: &Arc<Mute
     let requests = (client.try_clone()?, server.try_clone()?);
     let replies = (server.try_clone()?, client.try_clone()?);
 
-    let (id, stalled) = {
+    let (id, stalled, rate) = {
         let mut links = lock(links);
         links.next += 1;
         let id = links.next;
         links.open.insert(id, Link { client, server, directions: 2 });
-        (id, Arc::clone(&links.stalled))
+        (id, Arc::clone(&links.stalled), Arc::clone(&links.bytes_per_second))
     };
     for (from, to) in [requests, replies] {
-        let (links, stalled) = (Arc::clone(links), Arc::clone(&stalled));
+        let (links, stalled, rate) = (Arc::clone(links), Arc::clone(&stalled), Arc::clone(&rate));
         thread::spawn(move || {
-            carry(&from, &to, delay, || stalled.load(Ordering::Acquire) >= id);
+            let wait = |bytes: &[u8]| {
+                let rate = rate.load(Ordering::Acquire);
+                if rate > 0 {
+                    thread::sleep(Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
+                }
+                while stalled.load(Ordering::Acquire) >= id {
+                    thread::sleep(STALL_LOOK);
+                }
+            };
+            carry(&from, &to, delay, wait);
             finish(&links, id);
         });
     }
     Ok(())
 }
 
-/// Copies one direction until its end, and passes the end on.
-fn carry(from: &TcpStream, to: &TcpStream, delay: Duration, is_stalled: impl Fn() -> bool + Sync) {
+/// Copies one direction until its end, and passes the end on. `wait` returns when bytes may pass.
+fn carry(from: &TcpStream, to: &TcpStream, delay: Duration, wait: impl Fn(&[u8]) + Sync) {
     let deliver = |bytes: &[u8]| {
         // The end of the other side is not passed on either.
-        while is_stalled() {
-            thread::sleep(STALL_LOOK);
-        }
+        wait(bytes);
         (&*to).write_all(bytes)
     };
     let outcome = match delay.is_zero() {

@@ -66,9 +66,10 @@ pub struct Load {
 }
 
 impl Load {
-    /// 12 clients with 45 subjects each, on these tags.
+    /// 12 clients with 45 subjects each, on these tags. Six hundred commands in a second leave the
+    /// processors to what is tested, and to the tests beside it.
     pub fn on(tags: Vec<String>) -> Self {
-        let pause = Duration::from_millis(5);
+        let pause = Duration::from_millis(20);
         let (prefix, address_file) = ("w".into(), None);
         Self { clients: 12, subjects: 45, tags, seed: 1, pause, prefix, address_file }
     }

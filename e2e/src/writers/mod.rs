@@ -44,13 +44,13 @@ pub struct Load {
 }
 
 impl Default for Load {
-    /// 4 threads with 200 keys each, without pauses.
+    /// 4 threads with 200 keys each. They leave the processors to what is tested, and to the tests beside it.
     fn default() -> Self {
         Self {
             threads: 4,
             keys_per_thread: 200,
             seed: 1,
-            pause: Duration::ZERO,
+            pause: Duration::from_millis(1),
             db: 0,
             prefix: "writer".into(),
         }

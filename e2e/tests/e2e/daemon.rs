@@ -15,7 +15,7 @@ use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::deployment::cluster_client;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
-use whimbrel_lab::Engine;
+use whimbrel_lab::{Engine, rest_after};
 
 /// Keys in the slots that move.
 const KEYS: usize = 2_000;
@@ -119,13 +119,14 @@ impl Served {
     pub(crate) fn wait_for(&self, ranges: &str, states: &[&str]) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
+            let began = Instant::now();
             let jobs = self.jobs();
             let job = jobs.iter().find(|job| job["slot_ranges"] == ranges);
             if let Some(job) = job.filter(|job| states.iter().any(|state| job["state"] == *state)) {
                 return job.clone();
             }
             assert!(Instant::now() < deadline, "never {states:?}: {jobs:#?}\n{}", self.running.stderr());
-            thread::sleep(Duration::from_millis(50));
+            rest_after(began);
         }
     }
 

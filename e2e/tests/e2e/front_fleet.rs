@@ -19,8 +19,9 @@ use load::*;
 use whimbrel_e2e::binary::{Invocation, whimbrel};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
-use whimbrel_e2e::fleets::{Fleet, PATIENCE, until};
+use whimbrel_e2e::fleets::{Fleet, PATIENCE};
 use whimbrel_lab::for_each_engine;
+use whimbrel_lab::until;
 use whimbrel_lab::{Cluster, Engine, Server, free_port};
 
 fn server(engine: Engine) -> Server {

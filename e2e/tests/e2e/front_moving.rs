@@ -4,7 +4,7 @@ mod clients;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::Value;
@@ -14,7 +14,7 @@ use clients::*;
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fronts::{self, PATIENCE};
-use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
 const CLIENTS: usize = 16;
 /// Of each kind, of each client.
@@ -133,11 +133,7 @@ impl<'a> Front<'a> {
 
     #[track_caller]
     fn wait_until_done(&self) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.process.status()["phase"] != "done" {
-            assert!(Instant::now() < deadline, "not done: {}", self.process.status());
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        wait_until("all keys have moved", || self.process.status()["phase"] == "done");
         assert_eq!(self.ends(&self.process.status()).0.keys(), 0, "keys are left where they were");
     }
 

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use serde_json::Value;
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::browser::Browser;
-use whimbrel_e2e::fleets::until;
 use whimbrel_e2e::fronts::{Front, PATIENCE};
 use whimbrel_e2e::resharding::Scene;
 use whimbrel_e2e::syncing::wait_until_following;
+use whimbrel_lab::until;
 use whimbrel_lab::{Engine, Server};
 
 /// Ended jobs by their kind: what they are called, and where they are written down.

@@ -268,7 +268,7 @@ fn a_target_without_replicas_is_named() {
     let replica = &scene.cluster.replicas_of(1)[0];
     assert_eq!(replica.call(&["CLUSTER", "REPLICATE", scene.cluster.node_id(0)]), redis::Value::Okay);
     let target = scene.cluster.nodes()[1].addr();
-    whimbrel_e2e::fleets::until("it is named", || {
+    whimbrel_lab::until("it is named", || {
         let shown = shown();
         shown
             .split_once("\"without_replicas\":[\"")

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use redis::Connection;
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
-use whimbrel_e2e::fleets::{Fleet, connect, until};
+use whimbrel_e2e::fleets::{Fleet, connect};
+use whimbrel_lab::until;
 use whimbrel_lab::{Cluster, Engine, Proxy};
 
 use super::load::*;

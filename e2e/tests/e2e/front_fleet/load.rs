@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use whimbrel_e2e::fleets::{connect, until};
+use whimbrel_e2e::fleets::connect;
+use whimbrel_lab::until;
 
 /// Clients that know no clusters append to lists through any member, and read them. Of each list an order of
 /// all that was appended is known in the end, so each answer can be checked against it.
@@ -33,6 +34,10 @@ pub(super) struct Event {
 }
 
 pub(super) const LISTS: usize = 40;
+
+/// Between two requests of a client. Without it they would take the processors that the fleet needs, and the
+/// tests beside this one.
+const PAUSE: Duration = Duration::from_millis(20);
 
 impl Appenders {
     /// `through` are addresses, of which each client uses one after another: the next where no answer comes
@@ -139,7 +144,7 @@ pub(super) fn append(
         if length.is_some() || token.is_some() {
             events.push(Event { list, token, length, last, sent, answered });
         }
-        std::thread::sleep(Duration::from_millis(3));
+        std::thread::sleep(PAUSE);
     }
     events
 }
@@ -214,7 +219,7 @@ impl Counter {
                     pipe.atomic().cmd("SET").arg(&key).arg(before.unwrap_or_default() + 1);
                     let done: Option<(String,)> = pipe.query(&mut connection).expect("carried out, or not");
                     added += u64::from(done.is_some());
-                    std::thread::sleep(Duration::from_millis(2));
+                    std::thread::sleep(PAUSE);
                 }
                 added
             })

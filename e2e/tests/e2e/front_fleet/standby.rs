@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use whimbrel_e2e::deployment::slot_of;
-use whimbrel_e2e::fleets::{Fleet, PATIENCE, until};
+use whimbrel_e2e::fleets::{Fleet, PATIENCE};
+use whimbrel_lab::until;
 use whimbrel_lab::{Engine, Server};
 
 use super::load::Appenders;

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use whimbrel_e2e::fronts::PATIENCE;
 
+/// Between two requests of a client: the front has processors left to move keys with.
+const PAUSE: Duration = Duration::from_millis(5);
+
 // ---- A client ----
 
 /// Nobody knows whether the command was carried out.
@@ -292,6 +295,7 @@ impl Worker<'_> {
                 _ => self.scan(),
             }
             self.world.operations.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(PAUSE);
         }
     }
 

@@ -35,8 +35,10 @@ pub(super) fn scene_with_failovers(engine: Engine) -> Scene {
     let layout = [vec![0..=8191], vec![8192..=16000], vec![BYSTANDING]];
     let scene = Scene::of(engine, 1, &layout).cluster(|cluster| {
         // Longer than a machine stands still. As servers are by default: a primary that comes back and has
-        // lost its slots becomes a replica.
-        cluster.node_timeout_ms(5_000).arg("cluster-allow-replica-migration", "yes")
+        // lost its slots becomes a replica. But no replica leaves its shard: two of one primary split the
+        // votes, in one election after another.
+        let cluster = cluster.node_timeout_ms(5_000).arg("cluster-allow-replica-migration", "yes");
+        cluster.arg("cluster-migration-barrier", "1000")
     });
     filled(scene.start())
 }

@@ -13,9 +13,9 @@ use serde_json::Value;
 use whimbrel_core::fleet::{MemberId, Order, Report, ToCoordinator};
 use whimbrel_engine::clock;
 use whimbrel_fleet::protocol::{FromCoordinator, FromMember, Hello};
-use whimbrel_lab::Etcd;
+use whimbrel_lab::{Etcd, until};
 
-use super::{PARTITIONS, PATIENCE, Process, shared_out, text, until, whimbrel};
+use super::{PARTITIONS, PATIENCE, Process, shared_out, text, whimbrel};
 
 /// One of several coordinators.
 struct Candidate {

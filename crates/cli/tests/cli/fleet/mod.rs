@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -18,6 +18,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_fleet::{AtBackends, Membership, MembershipOptions, Standing};
+use whimbrel_lab::until;
 
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -25,25 +26,10 @@ mod etcd;
 /// Longer than anything takes here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How often it is looked.
-const LOOK: Duration = Duration::from_millis(20);
-
 const PARTITIONS: u32 = 48;
 
 /// Where a member finds the coordinator, and what it is called. Only then is this binary one.
 const MEMBER_OF: &str = "WHIMBREL_TEST_MEMBER_OF";
-
-#[track_caller]
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "it is never so that {what}");
-        thread::sleep(LOOK);
-    }
-}
 
 // ---- A member ----
 
