@@ -243,7 +243,7 @@ fn of_fronts() {
     assert_eq!(front.status()["phase"], "forwarding", "that was a dry run");
     front.command("start").expect_code(0);
     // Until then it says that they are moving, and afterwards that they have moved.
-    whimbrel_lab::until("all keys have moved", || (front.status()["phase"] == "done").then_some(()));
+    whimbrel_lab::wait_until("all keys have moved", || front.status()["phase"] == "done");
     refuse("start");
     would("reverse", &format!("2 keys would move from {} to {}", target.addr(), source.addr()));
     would("finish", "the front would end and disconnect 0 clients");

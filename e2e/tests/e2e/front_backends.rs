@@ -7,9 +7,7 @@ use redis::{Connection, Value};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE};
-use whimbrel_lab::for_each_engine;
-use whimbrel_lab::until;
-use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, for_each_engine, until};
 
 /// A cluster of one node.
 fn cluster(engine: Engine) -> Cluster {

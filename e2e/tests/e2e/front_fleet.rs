@@ -20,9 +20,7 @@ use whimbrel_e2e::binary::{Invocation, whimbrel};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::fleets::{Fleet, PATIENCE};
-use whimbrel_lab::for_each_engine;
-use whimbrel_lab::until;
-use whimbrel_lab::{Cluster, Engine, Server, free_port};
+use whimbrel_lab::{Cluster, Engine, Server, for_each_engine, free_port, until};
 
 fn server(engine: Engine) -> Server {
     Server::builder(engine).start().expect("a server")

@@ -9,8 +9,7 @@ use whimbrel_e2e::browser::Browser;
 use whimbrel_e2e::fronts::{Front, PATIENCE};
 use whimbrel_e2e::resharding::Scene;
 use whimbrel_e2e::syncing::wait_until_following;
-use whimbrel_lab::until;
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Engine, Server, until};
 
 /// Ended jobs by their kind: what they are called, and where they are written down.
 fn jobs_of_each_kind() -> (BTreeMap<String, (String, String)>, Vec<tempfile::TempDir>) {

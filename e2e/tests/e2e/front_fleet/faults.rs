@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use redis::Connection;
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::fleets::{Fleet, connect};
-use whimbrel_lab::until;
-use whimbrel_lab::{Cluster, Engine, Proxy};
+use whimbrel_lab::{Cluster, Engine, Proxy, until};
 
 use super::load::*;
 use super::{owners, server};

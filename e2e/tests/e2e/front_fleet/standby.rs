@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE};
-use whimbrel_lab::until;
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Engine, Server, until};
 
 use super::load::Appenders;
 use super::{owners, server, text};
