@@ -176,9 +176,12 @@ impl Gate {
         let index: HashMap<MemberId, usize> = all.iter().enumerate().map(|(at, (id, _))| (*id, at)).collect();
         let groups = all.iter().filter_map(|(id, address)| group(*id, address, self.face.is_tls()));
         let groups: Vec<Group> = groups.collect();
-        let owners = self.view.owners();
-        let owner_of = |slot| owner_of(&owners, slot).and_then(|owner| index.get(&owner).copied());
-        Some(Table::new(name_of(member).parse().ok()?, groups, owner_of))
+        let mut owners = vec![None; usize::from(Slot::COUNT)];
+        for (slots, owner) in runs(&self.view.owners()) {
+            let owner = index.get(&owner).copied();
+            slots.iter().for_each(|slot| owners[usize::from(slot.number())] = owner);
+        }
+        Some(Table::new(name_of(member).parse().ok()?, groups, |slot| owners[usize::from(slot.number())]))
     }
 
     /// Takes in what becomes known of the table and of addresses, for ever. `members` are the same, as a
@@ -279,11 +282,8 @@ impl Admission for Gate {
         let mut slots: HashMap<MemberId, SlotSet> = HashMap::new();
         let mut members = self.view.addresses();
         members.retain(|(_, address)| !address.is_empty());
-        let owners = self.view.owners();
-        for slot in Slot::all() {
-            if let Some(owner) = owner_of(&owners, slot) {
-                slots.entry(owner).or_default().insert(slot);
-            }
+        for (run, owner) in runs(&self.view.owners()) {
+            slots.entry(owner).or_default().extend(run);
         }
         let shards = members.into_iter().filter_map(|(member, address)| {
             let slots = slots.remove(&member)?;
@@ -328,6 +328,15 @@ fn owner_of(owners: &[Option<MemberId>], slot: Slot) -> Option<MemberId> {
     owners.get(partition_of(slot, partitions) as usize).copied().flatten()
 }
 
+/// Slots that follow each other and have one owner, with that owner. A member has few such runs, of many
+/// slots each: what is looked up once a run costs little.
+fn runs(owners: &[Option<MemberId>]) -> Vec<(Vec<Slot>, MemberId)> {
+    let slots: Vec<Slot> = Slot::all().collect();
+    let owner = |slot: &Slot| owner_of(owners, *slot);
+    let runs = slots.chunk_by(|one, next| owner(one) == owner(next));
+    runs.filter_map(|run| Some((run.to_vec(), owner(run.first()?)?))).collect()
+}
+
 /// A name as nodes of clusters have it.
 fn name_of(member: MemberId) -> String {
     format!("{NAME}{:08x}", member.0)
@@ -364,6 +373,21 @@ mod tests {
             known.dedup();
             assert_eq!(known, (0..partitions).collect::<Vec<_>>(), "{partitions}");
         }
+    }
+
+    #[test]
+    fn runs_are_of_one_owner_each_and_leave_out_what_nobody_owns() {
+        let (one, other) = (Some(MemberId(1)), Some(MemberId(2)));
+        let owners = [one, one, None, other, one];
+        let runs = runs(&owners);
+        let of: Vec<MemberId> = runs.iter().map(|(_, owner)| *owner).collect();
+        assert_eq!(of, [MemberId(1), MemberId(2), MemberId(1)]);
+        for (slots, owner) in &runs {
+            assert!(slots.iter().all(|slot| owner_of(&owners, *slot) == Some(*owner)));
+        }
+        let without = Slot::all().filter(|slot| owner_of(&owners, *slot).is_none()).count();
+        let total: usize = runs.iter().map(|(slots, _)| slots.len()).sum();
+        assert_eq!(total + without, usize::from(Slot::COUNT));
     }
 
     #[test]
