@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -482,47 +483,51 @@ fn forget(store: &Store, id: &JobId) {
 ///
 /// # Errors
 /// `Own` if a journal cannot be written.
-pub async fn run(
-    deployment: &Arc<Deployment>,
+pub fn run<'a>(
+    deployment: &'a Arc<Deployment>,
     jobs: Vec<Ready>,
-    cancel: &CancellationToken,
-) -> Result<Vec<JobReport>> {
-    let mut queues: BTreeMap<NodeId, Vec<Ready>> = BTreeMap::new();
-    for ready in jobs {
-        queues.entry(ready.task.source().clone()).or_default().push(ready);
-    }
-    let enough = CancellationToken::new();
-    // The pause of a source would hold up the takeover of a job that has it for its target.
-    let targets: BTreeSet<NodeId> =
-        queues.values().flatten().map(|ready| ready.task.target().clone()).collect();
-    let parallel_max = if queues.keys().any(|source| targets.contains(source)) { 1 } else { PARALLEL_MAX };
-    let mut waiting: Vec<Vec<Ready>> = queues.into_values().collect();
-    waiting.reverse();
-    let mut running = JoinSet::new();
-    let mut reports = Vec::new();
-    let mut failure = None;
-    loop {
-        while running.len() < parallel_max
-            && let Some(queue) = waiting.pop()
-        {
-            let (deployment, cancel, enough) = (deployment.clone(), cancel.clone(), enough.clone());
-            running.spawn(run_queue(deployment, queue, cancel, enough));
+    cancel: &'a CancellationToken,
+) -> BoxFuture<'a, Result<Vec<JobReport>>> {
+    // Boxed, so that it is compiled here and not in each crate that awaits it.
+    Box::pin(async move {
+        let mut queues: BTreeMap<NodeId, Vec<Ready>> = BTreeMap::new();
+        for ready in jobs {
+            queues.entry(ready.task.source().clone()).or_default().push(ready);
         }
-        let Some(ended) = running.join_next().await else { break };
-        match ended {
-            Ok(Ok(some)) => reports.extend(some),
-            Ok(Err(e)) => {
-                enough.cancel();
-                failure = failure.or(Some(e));
+        let enough = CancellationToken::new();
+        // The pause of a source would hold up the takeover of a job that has it for its target.
+        let targets: BTreeSet<NodeId> =
+            queues.values().flatten().map(|ready| ready.task.target().clone()).collect();
+        let parallel_max =
+            if queues.keys().any(|source| targets.contains(source)) { 1 } else { PARALLEL_MAX };
+        let mut waiting: Vec<Vec<Ready>> = queues.into_values().collect();
+        waiting.reverse();
+        let mut running = JoinSet::new();
+        let mut reports = Vec::new();
+        let mut failure = None;
+        loop {
+            while running.len() < parallel_max
+                && let Some(queue) = waiting.pop()
+            {
+                let (deployment, cancel, enough) = (deployment.clone(), cancel.clone(), enough.clone());
+                running.spawn(run_queue(deployment, queue, cancel, enough));
             }
-            Err(e) => {
-                enough.cancel();
-                failure = failure.or(Some(Error::own("run a job", e)));
+            let Some(ended) = running.join_next().await else { break };
+            match ended {
+                Ok(Ok(some)) => reports.extend(some),
+                Ok(Err(e)) => {
+                    enough.cancel();
+                    failure = failure.or(Some(e));
+                }
+                Err(e) => {
+                    enough.cancel();
+                    failure = failure.or(Some(Error::own("run a job", e)));
+                }
             }
         }
-    }
-    reports.sort_by(|a, b| a.id.cmp(&b.id));
-    failure.map_or(Ok(reports), Err)
+        reports.sort_by(|a, b| a.id.cmp(&b.id));
+        failure.map_or(Ok(reports), Err)
+    })
 }
 
 async fn run_queue(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet, tag_for_slot};
 use whimbrel_core::topology::Naming;
@@ -185,46 +186,53 @@ impl Deployment {
         Deployment::probe_by(endpoint, options, false).await
     }
 
-    async fn probe_by(endpoint: Endpoint, options: LinkOptions, needs_info: bool) -> Result<Deployment> {
-        let endpoint = Arc::new(endpoint);
-        let (primary, replicas) = match &endpoint.address {
-            Address::Sentinel(watched) => {
-                let Group { primary, replicas } = sentinel::group(&endpoint, watched, options).await?;
-                (primary, replicas)
+    fn probe_by(
+        endpoint: Endpoint,
+        options: LinkOptions,
+        needs_info: bool,
+    ) -> BoxFuture<'static, Result<Deployment>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let endpoint = Arc::new(endpoint);
+            let (primary, replicas) = match &endpoint.address {
+                Address::Sentinel(watched) => {
+                    let Group { primary, replicas } = sentinel::group(&endpoint, watched, options).await?;
+                    (primary, replicas)
+                }
+                named => (named.clone(), Vec::new()),
+            };
+            let at_zero = LinkOptions { db: 0, ..options };
+            let (mut link, facts, behind) = met(&endpoint, &primary, at_zero, needs_info).await?;
+            if facts.replica && matches!(endpoint.address, Address::Sentinel(_)) {
+                let what = "the primary that the sentinels name is a replica: a failover is under way";
+                let kind = ErrorKind::Connect(std::io::Error::other(what));
+                return Err(Error::new(endpoint.side, primary.to_string(), "find the primary", kind)
+                    .with_remedy("try again when it is over"));
             }
-            named => (named.clone(), Vec::new()),
-        };
-        let at_zero = LinkOptions { db: 0, ..options };
-        let (mut link, facts, behind) = met(&endpoint, &primary, at_zero, needs_info).await?;
-        if facts.replica && matches!(endpoint.address, Address::Sentinel(_)) {
-            let what = "the primary that the sentinels name is a replica: a failover is under way";
-            let kind = ErrorKind::Connect(std::io::Error::other(what));
-            return Err(Error::new(endpoint.side, primary.to_string(), "find the primary", kind)
-                .with_remedy("try again when it is over"));
-        }
-        let mut capabilities = Capabilities::probe(&mut link).await?;
-        let (topology, naming) = match facts.cluster {
-            true => read_topology(&mut link).await?,
-            false if behind.is_empty() => (Topology::standalone(primary, replicas), Naming::Ip),
-            false => (Topology::behind(behind), Naming::Ip),
-        };
-        if topology.is_proxied() {
-            // Scripts report it whatever the server has; libraries of functions no proxy passes on.
-            (capabilities.pexpiretime, capabilities.functions) = (true, false);
-        }
-        let endpoint = Arc::new(Endpoint { naming, ..(*endpoint).clone() });
-        let mut deployment = Deployment {
-            endpoint,
-            options,
-            facts,
-            capabilities,
-            topology: RwLock::new(Arc::new(topology)),
-            turn: AtomicUsize::new(0),
-        };
-        if deployment.side() == Side::Target {
-            deployment.probe_payloads().await?;
-        }
-        Ok(deployment)
+            let mut capabilities = Capabilities::probe(&mut link).await?;
+            let (topology, naming) = match facts.cluster {
+                true => read_topology(&mut link).await?,
+                false if behind.is_empty() => (Topology::standalone(primary, replicas), Naming::Ip),
+                false => (Topology::behind(behind), Naming::Ip),
+            };
+            if topology.is_proxied() {
+                // Scripts report it whatever the server has; libraries of functions no proxy passes on.
+                (capabilities.pexpiretime, capabilities.functions) = (true, false);
+            }
+            let endpoint = Arc::new(Endpoint { naming, ..(*endpoint).clone() });
+            let mut deployment = Deployment {
+                endpoint,
+                options,
+                facts,
+                capabilities,
+                topology: RwLock::new(Arc::new(topology)),
+                turn: AtomicUsize::new(0),
+            };
+            if deployment.side() == Side::Target {
+                deployment.probe_payloads().await?;
+            }
+            Ok(deployment)
+        })
     }
 
     /// Finds out which payloads it takes, without writing anything. A target's is asked when it is probed;
@@ -338,35 +346,39 @@ impl Deployment {
     ///
     /// # Errors
     /// As [`Deployment::refresh`].
-    pub async fn topology_now(&self) -> Result<Topology> {
-        if let Address::Sentinel(watched) = &self.endpoint.address {
-            let Group { primary, replicas } = sentinel::group(&self.endpoint, watched, self.options).await?;
-            return Ok(Topology::standalone(primary, replicas));
-        }
-        if !self.facts.cluster {
-            return Ok((*self.topology()).clone());
-        }
-        let known = self.topology();
-        let mut candidates: Vec<Address> = known.shards.iter().map(|s| s.primary.clone()).collect();
-        candidates.push(self.endpoint.address.clone());
-        candidates.extend(known.shards.iter().flat_map(|s| s.replicas.iter().cloned()));
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % candidates.len();
-        candidates.rotate_left(turn);
-        let mut failure = None;
-        for address in candidates {
-            let found = async { read_topology(&mut self.open(&address, 0).await?).await }.await;
-            match found.map(|(topology, _)| topology) {
-                Ok(topology) if known.is_left_by(&topology, &address) => {
-                    let what = "the node has left the cluster";
-                    let at = address.to_string();
-                    failure = Some(Error::unfit(self.side(), at, "refresh the topology", what));
-                }
-                Ok(topology) => return Ok(topology),
-                Err(e) => failure = Some(e),
+    pub fn topology_now(&self) -> BoxFuture<'_, Result<Topology>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            if let Address::Sentinel(watched) = &self.endpoint.address {
+                let Group { primary, replicas } =
+                    sentinel::group(&self.endpoint, watched, self.options).await?;
+                return Ok(Topology::standalone(primary, replicas));
             }
-        }
-        // `candidates` holds the endpoint's own address at least.
-        Err(failure.unwrap_or_else(|| Error::own("refresh the topology", "no node is known")))
+            if !self.facts.cluster {
+                return Ok((*self.topology()).clone());
+            }
+            let known = self.topology();
+            let mut candidates: Vec<Address> = known.shards.iter().map(|s| s.primary.clone()).collect();
+            candidates.push(self.endpoint.address.clone());
+            candidates.extend(known.shards.iter().flat_map(|s| s.replicas.iter().cloned()));
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed) % candidates.len();
+            candidates.rotate_left(turn);
+            let mut failure = None;
+            for address in candidates {
+                let found = async { read_topology(&mut self.open(&address, 0).await?).await }.await;
+                match found.map(|(topology, _)| topology) {
+                    Ok(topology) if known.is_left_by(&topology, &address) => {
+                        let what = "the node has left the cluster";
+                        let at = address.to_string();
+                        failure = Some(Error::unfit(self.side(), at, "refresh the topology", what));
+                    }
+                    Ok(topology) => return Ok(topology),
+                    Err(e) => failure = Some(e),
+                }
+            }
+            // `candidates` holds the endpoint's own address at least.
+            Err(failure.unwrap_or_else(|| Error::own("refresh the topology", "no node is known")))
+        })
     }
 
     fn set_topology(&self, topology: Topology) -> Arc<Topology> {

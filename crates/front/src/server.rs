@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -94,9 +95,12 @@ impl Front {
     ///
     /// # Errors
     /// If the source cannot be reached or cannot be served; `Own` if the address cannot be listened on.
-    pub async fn bind(options: FrontOptions, source: Endpoint) -> Result<Front> {
-        let found = Upstream::find(&source, options.link).await?;
-        Front::open(options, found.upstream, found.facts, None).await
+    pub fn bind(options: FrontOptions, source: Endpoint) -> BoxFuture<'static, Result<Front>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let found = Upstream::find(&source, options.link).await?;
+            Front::open(options, found.upstream, found.facts, None).await
+        })
     }
 
     /// As [`Front::bind`], but keys may move between two servers.
@@ -181,12 +185,15 @@ impl Front {
 
     /// Serves until `stop`. Then no client is let in any more, requests that have arrived are answered, and
     /// each client is disconnected when nothing of it is under way: after [`END`] in any case.
-    pub async fn serve(self, stop: CancellationToken) {
-        let shared = self.shared.clone();
-        let mut sessions = self.let_in(stop).await;
-        shared.ending.begin();
-        let _ = timeout(END, async { while sessions.join_next().await.is_some() {} }).await;
-        sessions.shutdown().await;
+    pub fn serve(self, stop: CancellationToken) -> BoxFuture<'static, ()> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let shared = self.shared.clone();
+            let mut sessions = self.let_in(stop).await;
+            shared.ending.begin();
+            let _ = timeout(END, async { while sessions.join_next().await.is_some() {} }).await;
+            sessions.shutdown().await;
+        })
     }
 
     /// Lets clients in until `stop`, and then stops listening. Returns those that are there.

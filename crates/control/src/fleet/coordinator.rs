@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
 
@@ -47,11 +48,14 @@ impl Coordinator {
     /// # Errors
     /// As [`Coordination::run`], and if what is in the store has to be put right first.
     #[cfg_attr(not(feature = "etcd"), expect(unused_variables, reason = "only etcd names them"))]
-    pub async fn run(self, address: String, stop: CancellationToken) -> Result<()> {
-        match self {
-            Coordinator::Alone(coordination) => coordination.run(stop).await,
-            #[cfg(feature = "etcd")]
-            Coordinator::Candidate(candidate) => candidate.run(address, stop).await,
-        }
+    pub fn run(self, address: String, stop: CancellationToken) -> BoxFuture<'static, Result<()>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            match self {
+                Coordinator::Alone(coordination) => coordination.run(stop).await,
+                #[cfg(feature = "etcd")]
+                Coordinator::Candidate(candidate) => candidate.run(address, stop).await,
+            }
+        })
     }
 }

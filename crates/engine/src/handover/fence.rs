@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
@@ -361,32 +362,35 @@ impl Handover {
     /// `Server` if nothing was changed, for example since it was too late, or something was written behind a
     /// fence that relies on a pause. `Unfit` if the fence's time has run out, or the target is no primary:
     /// nothing was changed either. After any other it is not known what is true.
-    pub async fn take_over(&mut self, slots: &SlotSet, not_after_ms: u64) -> Result<()> {
-        // Owners are not made to give up what they have and take it again.
-        let is_repeated = slots.difference(&self.taken).is_empty();
-        // Not if an earlier process fenced: that fence has to run out.
-        if let Some(fence) = self.long_pause.clone() {
-            // Not a second time: a source that has lost slots removes their keys, which moves its offset.
-            if !is_repeated {
-                self.check_untouched(&fence).await?;
+    pub fn take_over<'a>(&'a mut self, slots: &'a SlotSet, not_after_ms: u64) -> BoxFuture<'a, Result<()>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            // Owners are not made to give up what they have and take it again.
+            let is_repeated = slots.difference(&self.taken).is_empty();
+            // Not if an earlier process fenced: that fence has to run out.
+            if let Some(fence) = self.long_pause.clone() {
+                // Not a second time: a source that has lost slots removes their keys, which moves its offset.
+                if !is_repeated {
+                    self.check_untouched(&fence).await?;
+                }
+                if clock::now_ms() + TAKE_OVER_RESERVE_MS > fence.until_ms {
+                    return Err(self.source.unfit("take over", "the time of the write pause has run out"));
+                }
             }
-            if clock::now_ms() + TAKE_OVER_RESERVE_MS > fence.until_ms {
-                return Err(self.source.unfit("take over", "the time of the write pause has run out"));
+            if slots.is_empty() {
+                return Ok(());
             }
-        }
-        if slots.is_empty() {
-            return Ok(());
-        }
-        // After the answers so far, which a node that hangs gives late.
-        if clock::now_ms() > not_after_ms {
-            return Err(self.source.for_now("take over", TOO_LATE));
-        }
-        self.claim_until_ms = not_after_ms;
-        if is_repeated || !self.claim_and_announce(slots).await? {
-            self.claim_what_is_missing(slots).await?;
-        }
-        self.note_taken(slots);
-        Ok(())
+            // After the answers so far, which a node that hangs gives late.
+            if clock::now_ms() > not_after_ms {
+                return Err(self.source.for_now("take over", TOO_LATE));
+            }
+            self.claim_until_ms = not_after_ms;
+            if is_repeated || !self.claim_and_announce(slots).await? {
+                self.claim_what_is_missing(slots).await?;
+            }
+            self.note_taken(slots);
+            Ok(())
+        })
     }
 
     /// The target owns `slots` now.

@@ -9,6 +9,7 @@ mod node;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 use whimbrel_wire::value::Value;
 
@@ -86,45 +87,48 @@ impl Inventory {
     ///
     /// # Errors
     /// As [`Deployment::open`] and [`Link::ask`], of the first server only.
-    pub async fn take(deployment: &Deployment) -> Result<Inventory> {
-        let topology = deployment.topology();
-        let mut inventory = Inventory {
-            address: deployment.endpoint.address.to_string(),
-            version: deployment.facts.version.clone(),
-            cluster: deployment.is_cluster(),
-            watched: deployment.is_watched(),
-            unowned_slots: topology.unowned(),
-            hash_field_ttl: deployment.capabilities.hash_field_ttl,
-            functions: deployment.capabilities.functions,
-            ..Inventory::default()
-        };
-        inventory.open_slots = deployment.open_slots().await.map_or(0, |open| open.len());
-        for (primary, address) in nodes(&topology) {
-            let node = inventory.ask_node(deployment, address, primary).await;
-            let silent =
-                |e: Error| NodeFacts { silent: Some(NoAnswer::of(e)), ..NodeFacts::at(address, primary) };
-            inventory.nodes.push(node.unwrap_or_else(silent));
-        }
-        if inventory.cluster {
-            // If the nodes may not be asked, nothing is known.
-            inventory.disorder = disorder(deployment).await.unwrap_or_default();
-        }
-        let mut link = deployment.open(&deployment.server(), 0).await?;
-        inventory.databases_max = databases_max(&mut link, inventory.cluster).await?;
-        inventory.modules = names_of(&link.ask(&[b"MODULE", b"LIST"]).await?, |entry| {
-            entry.field("name").and_then(Value::as_str).map(str::to_owned)
-        });
-        inventory.users =
-            names_of(&link.ask(&[b"ACL", b"USERS"]).await?, |name| name.as_str().map(str::to_owned));
-        for name in COMPARED {
-            let reply = link.ask(&[b"CONFIG", b"GET", name.as_bytes()]).await?;
-            if let Some(value) = reply.field(name).and_then(Value::as_str) {
-                inventory.settings.insert(name.to_owned(), value.to_owned());
+    pub fn take(deployment: &Deployment) -> BoxFuture<'_, Result<Inventory>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let topology = deployment.topology();
+            let mut inventory = Inventory {
+                address: deployment.endpoint.address.to_string(),
+                version: deployment.facts.version.clone(),
+                cluster: deployment.is_cluster(),
+                watched: deployment.is_watched(),
+                unowned_slots: topology.unowned(),
+                hash_field_ttl: deployment.capabilities.hash_field_ttl,
+                functions: deployment.capabilities.functions,
+                ..Inventory::default()
+            };
+            inventory.open_slots = deployment.open_slots().await.map_or(0, |open| open.len());
+            for (primary, address) in nodes(&topology) {
+                let node = inventory.ask_node(deployment, address, primary).await;
+                let silent =
+                    |e: Error| NodeFacts { silent: Some(NoAnswer::of(e)), ..NodeFacts::at(address, primary) };
+                inventory.nodes.push(node.unwrap_or_else(silent));
             }
-        }
-        commands::ask_reach(&mut link, &mut inventory.used).await?;
-        inventory.slots.sort_by_key(|slot| std::cmp::Reverse((slot.cpu_us, slot.keys)));
-        Ok(inventory)
+            if inventory.cluster {
+                // If the nodes may not be asked, nothing is known.
+                inventory.disorder = disorder(deployment).await.unwrap_or_default();
+            }
+            let mut link = deployment.open(&deployment.server(), 0).await?;
+            inventory.databases_max = databases_max(&mut link, inventory.cluster).await?;
+            inventory.modules = names_of(&link.ask(&[b"MODULE", b"LIST"]).await?, |entry| {
+                entry.field("name").and_then(Value::as_str).map(str::to_owned)
+            });
+            inventory.users =
+                names_of(&link.ask(&[b"ACL", b"USERS"]).await?, |name| name.as_str().map(str::to_owned));
+            for name in COMPARED {
+                let reply = link.ask(&[b"CONFIG", b"GET", name.as_bytes()]).await?;
+                if let Some(value) = reply.field(name).and_then(Value::as_str) {
+                    inventory.settings.insert(name.to_owned(), value.to_owned());
+                }
+            }
+            commands::ask_reach(&mut link, &mut inventory.used).await?;
+            inventory.slots.sort_by_key(|slot| std::cmp::Reverse((slot.cpu_us, slot.keys)));
+            Ok(inventory)
+        })
     }
 
     async fn ask_node(

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -106,90 +107,95 @@ pub struct NativeReport {
     clippy::too_many_arguments,
     reason = "what, between whom, how, and two channels: none belongs to another"
 )]
-pub async fn run(
-    deployment: &Deployment,
+pub fn run<'a>(
+    deployment: &'a Deployment,
     kind: NativeKind,
-    source: &Peer,
-    target: &Peer,
-    slots: &SlotSet,
+    source: &'a Peer,
+    target: &'a Peer,
+    slots: &'a SlotSet,
     options: NativeOptions,
-    progress: &watch::Sender<NativeState>,
-    cancel: &CancellationToken,
-) -> Result<NativeReport> {
-    let now = Instant::now();
-    let mut runner = Runner {
-        options,
-        progress,
-        cancel,
-        deadline: now + Duration::from_millis(options.give_up_after_ms),
-        since: now,
-        report: NativeReport {
-            phase: NativePhase::Cancelled,
-            kind,
-            name: String::new(),
-            attempts: 0,
-            failures: Vec::new(),
-            slots: 0,
-            duration_ms: 0,
-            pause_ms: None,
-            remaining_bytes_max: None,
-            cow_bytes: None,
-        },
-    };
-    let mut adopted = None;
-    if options.adopt {
-        let until = runner.patience();
-        let found = loop {
-            match NativeMigration::find(deployment, kind, source, target, slots).await {
-                Err(e) if e.is_transient() && Instant::now() < until => sleep(END_POLL).await,
-                found => break found?,
-            }
+    progress: &'a watch::Sender<NativeState>,
+    cancel: &'a CancellationToken,
+) -> BoxFuture<'a, Result<NativeReport>> {
+    // Boxed, so that it is compiled here and not in each crate that awaits it.
+    Box::pin(async move {
+        let now = Instant::now();
+        let mut runner = Runner {
+            options,
+            progress,
+            cancel,
+            deadline: now + Duration::from_millis(options.give_up_after_ms),
+            since: now,
+            report: NativeReport {
+                phase: NativePhase::Cancelled,
+                kind,
+                name: String::new(),
+                attempts: 0,
+                failures: Vec::new(),
+                slots: 0,
+                duration_ms: 0,
+                pause_ms: None,
+                remaining_bytes_max: None,
+                cow_bytes: None,
+            },
         };
-        match found {
-            NativeFound::Running(migration) => adopted = Some(*migration),
-            NativeFound::Done => {
-                runner.report.slots = slots.len();
-                return Ok(runner.finish(NativePhase::Done));
+        let mut adopted = None;
+        if options.adopt {
+            let until = runner.patience();
+            let found = loop {
+                match NativeMigration::find(deployment, kind, source, target, slots).await {
+                    Err(e) if e.is_transient() && Instant::now() < until => sleep(END_POLL).await,
+                    found => break found?,
+                }
+            };
+            match found {
+                NativeFound::Running(migration) => adopted = Some(*migration),
+                NativeFound::Done => {
+                    runner.report.slots = slots.len();
+                    return Ok(runner.finish(NativePhase::Done));
+                }
+                NativeFound::Nothing => {}
             }
-            NativeFound::Nothing => {}
         }
-    }
-    let mut backoff_ms = options.backoff_first_ms;
-    loop {
-        runner.publish(NativeState { message: runner.last_failure(), ..NativeState::default() });
-        let started = match adopted.take() {
-            Some(migration) => Some(runner.begin(migration)),
-            None => runner.start(deployment, kind, source, target, slots).await?,
-        };
-        let Some(mut migration) = started else { return Ok(runner.finish(NativePhase::Cancelled)) };
-        let failure = match runner.watch(&mut migration).await? {
-            End::Done => return runner.done(&mut migration, slots).await,
-            End::Cancelled => return Ok(runner.finish(NativePhase::Cancelled)),
-            End::Failed(failure) => failure,
-        };
-        // Before anything else: a failure of the driving node may hide a success, and a target that still
-        // cleans up refuses the next try.
-        let settled = runner.settle(&mut migration).await;
-        match settled {
-            Ok(NativeOwner::Target) => return runner.done(&mut migration, slots).await,
-            Ok(NativeOwner::Source) => {}
-            Ok(NativeOwner::Unsettled) => return Err(migration.unsettled("settle a failed slot migration")),
-            Err(_) if migration.is_taken().await.unwrap_or(false) => {
-                return Err(migration.unsettled("settle a failed slot migration"));
+        let mut backoff_ms = options.backoff_first_ms;
+        loop {
+            runner.publish(NativeState { message: runner.last_failure(), ..NativeState::default() });
+            let started = match adopted.take() {
+                Some(migration) => Some(runner.begin(migration)),
+                None => runner.start(deployment, kind, source, target, slots).await?,
+            };
+            let Some(mut migration) = started else { return Ok(runner.finish(NativePhase::Cancelled)) };
+            let failure = match runner.watch(&mut migration).await? {
+                End::Done => return runner.done(&mut migration, slots).await,
+                End::Cancelled => return Ok(runner.finish(NativePhase::Cancelled)),
+                End::Failed(failure) => failure,
+            };
+            // Before anything else: a failure of the driving node may hide a success, and a target that still
+            // cleans up refuses the next try.
+            let settled = runner.settle(&mut migration).await;
+            match settled {
+                Ok(NativeOwner::Target) => return runner.done(&mut migration, slots).await,
+                Ok(NativeOwner::Source) => {}
+                Ok(NativeOwner::Unsettled) => {
+                    return Err(migration.unsettled("settle a failed slot migration"));
+                }
+                Err(_) if migration.is_taken().await.unwrap_or(false) => {
+                    return Err(migration.unsettled("settle a failed slot migration"));
+                }
+                Err(_) => return Err(runner.fail(&migration, failure)),
             }
-            Err(_) => return Err(runner.fail(&migration, failure)),
+            if !failure.retriable || runner.report.attempts >= options.attempts_max {
+                return Err(runner.fail(&migration, failure));
+            }
+            runner.report.failures.push(failure.reason);
+            let message = runner.last_failure();
+            runner.publish(NativeState { message, ..NativeState::default() });
+            if runner.sleep(Duration::from_millis(backoff_ms)).await {
+                return Ok(runner.finish(NativePhase::Cancelled));
+            }
+            backoff_ms = (backoff_ms * 2).min(BACKOFF_MAX_MS);
         }
-        if !failure.retriable || runner.report.attempts >= options.attempts_max {
-            return Err(runner.fail(&migration, failure));
-        }
-        runner.report.failures.push(failure.reason);
-        let message = runner.last_failure();
-        runner.publish(NativeState { message, ..NativeState::default() });
-        if runner.sleep(Duration::from_millis(backoff_ms)).await {
-            return Ok(runner.finish(NativePhase::Cancelled));
-        }
-        backoff_ms = (backoff_ms * 2).min(BACKOFF_MAX_MS);
-    }
+    })
 }
 
 /// Makes sure that neither node works on a migration of `slots` from `source` to `target` any more, and finds

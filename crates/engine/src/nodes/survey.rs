@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -304,9 +305,12 @@ impl Survey {
     ///
     /// # Errors
     /// Likewise.
-    pub async fn take_with(deployment: &Deployment, what: SurveyOptions) -> Result<Survey> {
-        let first = first_view(deployment).await?;
-        Survey::take_from(first, deployment, what, None).await
+    pub fn take_with(deployment: &Deployment, what: SurveyOptions) -> BoxFuture<'_, Result<Survey>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let first = first_view(deployment).await?;
+            Survey::take_from(first, deployment, what, None).await
+        })
     }
 
     /// [`Survey::take_with`], if a node that has not answered `within` this time counts as silent: those that

@@ -18,6 +18,7 @@ mod words;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
@@ -79,45 +80,53 @@ pub struct AssessOptions {
 ///
 /// # Errors
 /// What keeps us from asking the first server of either side.
-pub async fn assess(
-    source: &Arc<Deployment>,
-    target: Option<&Arc<Deployment>>,
-    options: &AssessOptions,
-    stop: &CancellationToken,
-) -> Result<Assessment> {
-    let started = Instant::now();
-    for side in std::iter::once(source).chain(target) {
-        side.check_direct("copies go through it, and nothing else does")?;
-    }
-    let before = activities(source).await?;
-    let mut facts = Facts { source: Inventory::take(source).await?, ..Facts::default() };
-    facts.dbs.clone_from(&options.copy.dbs);
-    facts.libraries = functions::count(source).await;
-    let RatesNow { rate_keys, rate_bytes, .. } = options.copy.rates.now();
-    facts.plan = Planned {
-        lanes: options.copy.lanes.read.min(options.copy.lanes.write),
-        shards_at_once: options.copy.shards_at_once,
-        rate_keys,
-        rate_bytes,
-        big_key_bytes: options.copy.big_key_bytes,
-    };
-    if let Some(target) = target {
-        facts.target = Some(Inventory::take(target).await?);
-        let mut link = target.open(&target.server(), 0).await?;
-        facts.target_rtt_us = sample::round_trip_us(&mut link).await?;
-        facts.lacking = lacking(&mut link, &of_applications(&facts.source)).await?;
-    }
-    facts.ways = ways::all(source, target, &options.copy, stop).await;
-    facts.sample =
-        sample::take(source, (&facts.dbs, &facts.source), options.copy.big_key_bytes, &options.sample, stop)
-            .await?;
-    stop.run_until_cancelled(sleep_until(started + COUNTED)).await;
-    for (before, after) in before.iter().zip(activities(source).await?) {
-        let rate = after.since(before);
-        facts.rate.writes_per_second += rate.writes_per_second;
-        facts.rate.bytes_per_second += rate.bytes_per_second;
-    }
-    Ok(concluded(facts, started.elapsed()))
+pub fn assess<'a>(
+    source: &'a Arc<Deployment>,
+    target: Option<&'a Arc<Deployment>>,
+    options: &'a AssessOptions,
+    stop: &'a CancellationToken,
+) -> LocalBoxFuture<'a, Result<Assessment>> {
+    // Boxed, so that it is compiled here and not in each crate that awaits it.
+    Box::pin(async move {
+        let started = Instant::now();
+        for side in std::iter::once(source).chain(target) {
+            side.check_direct("copies go through it, and nothing else does")?;
+        }
+        let before = activities(source).await?;
+        let mut facts = Facts { source: Inventory::take(source).await?, ..Facts::default() };
+        facts.dbs.clone_from(&options.copy.dbs);
+        facts.libraries = functions::count(source).await;
+        let RatesNow { rate_keys, rate_bytes, .. } = options.copy.rates.now();
+        facts.plan = Planned {
+            lanes: options.copy.lanes.read.min(options.copy.lanes.write),
+            shards_at_once: options.copy.shards_at_once,
+            rate_keys,
+            rate_bytes,
+            big_key_bytes: options.copy.big_key_bytes,
+        };
+        if let Some(target) = target {
+            facts.target = Some(Inventory::take(target).await?);
+            let mut link = target.open(&target.server(), 0).await?;
+            facts.target_rtt_us = sample::round_trip_us(&mut link).await?;
+            facts.lacking = lacking(&mut link, &of_applications(&facts.source)).await?;
+        }
+        facts.ways = ways::all(source, target, &options.copy, stop).await;
+        facts.sample = sample::take(
+            source,
+            (&facts.dbs, &facts.source),
+            options.copy.big_key_bytes,
+            &options.sample,
+            stop,
+        )
+        .await?;
+        stop.run_until_cancelled(sleep_until(started + COUNTED)).await;
+        for (before, after) in before.iter().zip(activities(source).await?) {
+            let rate = after.since(before);
+            facts.rate.writes_per_second += rate.writes_per_second;
+            facts.rate.bytes_per_second += rate.bytes_per_second;
+        }
+        Ok(concluded(facts, started.elapsed()))
+    })
 }
 
 fn concluded(facts: Facts, took: Duration) -> Assessment {

@@ -18,6 +18,7 @@ mod rights;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -74,76 +75,79 @@ pub struct CopyReport {
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.
-pub async fn copy(
+pub fn copy(
     source: Arc<Deployment>,
     target: Arc<Deployment>,
     options: CopyOptions,
     progress: Arc<CopyProgress>,
     mut journal: Option<Journal>,
     stop: CancellationToken,
-) -> Result<CopyReport> {
-    let started = Instant::now();
-    let shared = Arc::new(Shared::new(source, target, options, progress, stop));
-    let mut state = match &journal {
-        Some(journal) => journal.state().clone(),
-        None => JournalState::default(),
-    };
-    let resumed = !state.is_fresh();
-    let runs = target_runs(&shared).await?;
-    remember(&shared, &state);
-    if resumed && state.target_runs != runs {
-        shared
-            .progress
-            .notice("a server of the target is not the process it was: the copy starts again".to_owned());
-        state = JournalState::default();
+) -> BoxFuture<'static, Result<CopyReport>> {
+    // Boxed, so that it is compiled here and not in each crate that awaits it.
+    Box::pin(async move {
+        let started = Instant::now();
+        let shared = Arc::new(Shared::new(source, target, options, progress, stop));
+        let mut state = match &journal {
+            Some(journal) => journal.state().clone(),
+            None => JournalState::default(),
+        };
+        let resumed = !state.is_fresh();
+        let runs = target_runs(&shared).await?;
         remember(&shared, &state);
-    }
-    state.target_runs = runs;
-    if resumed && !state.is_fresh() && state.source_layout != layout(&shared.source.topology()) {
-        // A slot may have moved from a shard that was not scanned yet to a shard that was scanned.
-        shared.progress.notice("slots of the source have moved since: the copy starts again".to_owned());
-        state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
-        remember(&shared, &state);
-    }
-    let mut leftovers = JoinSet::new();
-    if resumed {
-        leftovers.spawn(remove_leftovers(shared.clone()));
-    }
-    for words in rights::unpromised(&shared.source, &shared.options) {
-        shared.progress.notice(words);
-    }
-    let before = emptied::count(&shared).await?;
-    let complete = passes(&shared, &mut state, &mut |state| match &mut journal {
-        Some(journal) => journal.checkpoint(state, &shared.progress.disk),
-        None => Ok(()),
-    })
-    .await?;
-    // A copy that was stopped reports that it is not whole, and does not wait for servers any more.
-    let emptied = match complete {
-        true => emptied::since(&before, &emptied::count(&shared).await?),
-        false => BTreeMap::new(),
-    };
-    for (command, times) in &emptied {
-        shared.progress.notice(format!(
+        if resumed && state.target_runs != runs {
+            shared
+                .progress
+                .notice("a server of the target is not the process it was: the copy starts again".to_owned());
+            state = JournalState::default();
+            remember(&shared, &state);
+        }
+        state.target_runs = runs;
+        if resumed && !state.is_fresh() && state.source_layout != layout(&shared.source.topology()) {
+            // A slot may have moved from a shard that was not scanned yet to a shard that was scanned.
+            shared.progress.notice("slots of the source have moved since: the copy starts again".to_owned());
+            state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
+            remember(&shared, &state);
+        }
+        let mut leftovers = JoinSet::new();
+        if resumed {
+            leftovers.spawn(remove_leftovers(shared.clone()));
+        }
+        for words in rights::unpromised(&shared.source, &shared.options) {
+            shared.progress.notice(words);
+        }
+        let before = emptied::count(&shared).await?;
+        let complete = passes(&shared, &mut state, &mut |state| match &mut journal {
+            Some(journal) => journal.checkpoint(state, &shared.progress.disk),
+            None => Ok(()),
+        })
+        .await?;
+        // A copy that was stopped reports that it is not whole, and does not wait for servers any more.
+        let emptied = match complete {
+            true => emptied::since(&before, &emptied::count(&shared).await?),
+            false => BTreeMap::new(),
+        };
+        for (command, times) in &emptied {
+            shared.progress.notice(format!(
             "{command} ran on the source meanwhile ({times} times): keys of before and after may be mixed, \
                 or missing; copy again"
         ));
-    }
-    if complete && let Some(journal) = journal.take() {
-        journal.finish()?;
-    }
-    leftovers.join_all().await;
-    let evicted = note_evicted(&shared);
-    let failures = shared.failures.listed();
-    Ok(CopyReport {
-        counts: shared.progress.snapshot(),
-        duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        passes: state.pass,
-        complete,
-        resumed,
-        evicted,
-        emptied,
-        failures,
-        notices: shared.progress.notices(),
+        }
+        if complete && let Some(journal) = journal.take() {
+            journal.finish()?;
+        }
+        leftovers.join_all().await;
+        let evicted = note_evicted(&shared);
+        let failures = shared.failures.listed();
+        Ok(CopyReport {
+            counts: shared.progress.snapshot(),
+            duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            passes: state.pass,
+            complete,
+            resumed,
+            evicted,
+            emptied,
+            failures,
+            notices: shared.progress.notices(),
+        })
     })
 }

@@ -45,6 +45,7 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use whimbrel_engine::expiry::{self, Clock, Expiry};
@@ -149,38 +150,41 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    async fn run(&self, source: &mut Link, target: &mut Link) -> Result<Outcome> {
-        if self.t.existing != Existing::Replace && !self.importing() {
-            let reply = target.call(&[b"EXISTS", self.t.key]).await?;
-            if reply.as_int() != Some(0) {
-                return self.judge_existing(source, target).await;
-            }
-        }
-        for attempt in 0..self.t.tries_max {
-            if attempt > 0 {
-                self.pause(PAUSE_FIRST_MS << (attempt - 1)).await?;
-            }
-            match self.attempt(source, target, attempt).await {
-                Ok(outcome) => return Ok(outcome),
-                Err(Halt::Failed(e)) => return Err(e),
-                Err(Halt::Lost) => {
-                    self.unstage(target).await?;
-                    return Err(lost(target));
-                }
-                Err(Halt::Unholdable(why)) => {
-                    unwatch(source).await?;
-                    self.unstage(target).await?;
-                    return Ok(Outcome::Unholdable(why));
-                }
-                Err(Halt::Changed) => {
-                    tracing::debug!(attempt, "the key changed while it was read");
-                    // A connection that has seen a change refuses every transaction until it forgets.
-                    unwatch(source).await?;
+    fn run<'a>(&'a self, source: &'a mut Link, target: &'a mut Link) -> BoxFuture<'a, Result<Outcome>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            if self.t.existing != Existing::Replace && !self.importing() {
+                let reply = target.call(&[b"EXISTS", self.t.key]).await?;
+                if reply.as_int() != Some(0) {
+                    return self.judge_existing(source, target).await;
                 }
             }
-        }
-        self.unstage(target).await?;
-        Ok(Outcome::Changing)
+            for attempt in 0..self.t.tries_max {
+                if attempt > 0 {
+                    self.pause(PAUSE_FIRST_MS << (attempt - 1)).await?;
+                }
+                match self.attempt(source, target, attempt).await {
+                    Ok(outcome) => return Ok(outcome),
+                    Err(Halt::Failed(e)) => return Err(e),
+                    Err(Halt::Lost) => {
+                        self.unstage(target).await?;
+                        return Err(lost(target));
+                    }
+                    Err(Halt::Unholdable(why)) => {
+                        unwatch(source).await?;
+                        self.unstage(target).await?;
+                        return Ok(Outcome::Unholdable(why));
+                    }
+                    Err(Halt::Changed) => {
+                        tracing::debug!(attempt, "the key changed while it was read");
+                        // A connection that has seen a change refuses every transaction until it forgets.
+                        unwatch(source).await?;
+                    }
+                }
+            }
+            self.unstage(target).await?;
+            Ok(Outcome::Changing)
+        })
     }
 
     fn importing(&self) -> bool {

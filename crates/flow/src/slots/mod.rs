@@ -27,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -191,16 +192,19 @@ impl SlotMover {
     ///
     /// # Errors
     /// Whatever a link or a server reports; nothing is tried again here.
-    pub async fn snapshot(&mut self, slots: &[(Slot, u64)]) -> Result<()> {
-        if let Some((slot, _)) = slots.first() {
-            self.probe_payloads(*slot).await?;
-        }
-        let lanes = self.open_lanes().await?;
-        let mut work: Vec<Vec<(Slot, u64)>> = vec![Vec::new(); lanes];
-        for &(slot, count) in slots {
-            work[usize::from(slot.number()) % lanes].push((slot, count));
-        }
-        self.run(work.into_iter().map(|slots| vec![Work::Slots(slots)]).collect()).await
+    pub fn snapshot<'a>(&'a mut self, slots: &'a [(Slot, u64)]) -> BoxFuture<'a, Result<()>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            if let Some((slot, _)) = slots.first() {
+                self.probe_payloads(*slot).await?;
+            }
+            let lanes = self.open_lanes().await?;
+            let mut work: Vec<Vec<(Slot, u64)>> = vec![Vec::new(); lanes];
+            for &(slot, count) in slots {
+                work[usize::from(slot.number()) % lanes].push((slot, count));
+            }
+            self.run(work.into_iter().map(|slots| vec![Work::Slots(slots)]).collect()).await
+        })
     }
 
     async fn probe_payloads(&self, importing: Slot) -> Result<()> {
@@ -220,49 +224,52 @@ impl SlotMover {
     ///
     /// # Errors
     /// As [`SlotMover::snapshot`]. What was taken from `touched` is lost then: the batch has to begin again.
-    pub async fn catch_up(&mut self, touched: &Touched) -> Result<Round> {
-        let started = Instant::now();
-        let whole_slots = touched.take_slots();
-        if !whole_slots.is_empty() {
-            let mut link = self.shared.deployment.open(&self.shared.source.address, 0).await?;
-            let mut at_target = self.shared.open_target().await?;
-            self.transfer_slots(&mut link, &mut at_target, &whole_slots).await?;
-            if let Some(recheck) = &mut self.recheck {
-                *recheck = None;
-            }
-        }
-        let lanes = self.open_lanes().await?;
-        let mut work: Vec<Vec<Work>> = Vec::new();
-        work.resize_with(lanes, Vec::new);
-        let mut moved = 0;
-        let again: Vec<Bytes> = self.shared.batch().again.keys().cloned().collect();
-        let again = again.into_iter().map(Change::whole);
-        let touches = touched.take(ROUND_KEYS_MAX);
-        let mut parts: Vec<Vec<Change>> = Vec::new();
-        parts.resize_with(lanes, Vec::new);
-        for change in again.chain(touches.into_iter().map(Change::from)) {
-            moved += 1;
-            if let Some(Some(recheck)) = &mut self.recheck {
-                recheck.insert(change.key.clone());
-                if recheck.len() > RECHECK_KEYS_MAX {
-                    self.recheck = Some(None);
+    pub fn catch_up<'a>(&'a mut self, touched: &'a Touched) -> BoxFuture<'a, Result<Round>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let started = Instant::now();
+            let whole_slots = touched.take_slots();
+            if !whole_slots.is_empty() {
+                let mut link = self.shared.deployment.open(&self.shared.source.address, 0).await?;
+                let mut at_target = self.shared.open_target().await?;
+                self.transfer_slots(&mut link, &mut at_target, &whole_slots).await?;
+                if let Some(recheck) = &mut self.recheck {
+                    *recheck = None;
                 }
             }
-            let lane = usize::from(Slot::of_key(&change.key).number()) % lanes;
-            parts[lane].push(change);
-            if parts[lane].len() >= RUN_KEYS_MAX {
-                work[lane].push(Work::Touches(std::mem::take(&mut parts[lane])));
+            let lanes = self.open_lanes().await?;
+            let mut work: Vec<Vec<Work>> = Vec::new();
+            work.resize_with(lanes, Vec::new);
+            let mut moved = 0;
+            let again: Vec<Bytes> = self.shared.batch().again.keys().cloned().collect();
+            let again = again.into_iter().map(Change::whole);
+            let touches = touched.take(ROUND_KEYS_MAX);
+            let mut parts: Vec<Vec<Change>> = Vec::new();
+            parts.resize_with(lanes, Vec::new);
+            for change in again.chain(touches.into_iter().map(Change::from)) {
+                moved += 1;
+                if let Some(Some(recheck)) = &mut self.recheck {
+                    recheck.insert(change.key.clone());
+                    if recheck.len() > RECHECK_KEYS_MAX {
+                        self.recheck = Some(None);
+                    }
+                }
+                let lane = usize::from(Slot::of_key(&change.key).number()) % lanes;
+                parts[lane].push(change);
+                if parts[lane].len() >= RUN_KEYS_MAX {
+                    work[lane].push(Work::Touches(std::mem::take(&mut parts[lane])));
+                }
             }
-        }
-        for (lane, part) in parts.into_iter().enumerate() {
-            if !part.is_empty() {
-                work[lane].push(Work::Touches(part));
+            for (lane, part) in parts.into_iter().enumerate() {
+                if !part.is_empty() {
+                    work[lane].push(Work::Touches(part));
+                }
             }
-        }
-        if moved > 0 {
-            self.run(work).await?;
-        }
-        Ok(Round { moved: moved + whole_slots.len() as u64, took: started.elapsed() })
+            if moved > 0 {
+                self.run(work).await?;
+            }
+            Ok(Round { moved: moved + whole_slots.len() as u64, took: started.elapsed() })
+        })
     }
 
     /// The feed could not remember every key of these slots: they are transferred once more as a whole, and

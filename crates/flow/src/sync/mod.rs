@@ -56,6 +56,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -124,7 +125,7 @@ enum Next {
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.
-pub async fn sync(
+pub fn sync(
     source: Arc<Deployment>,
     target: Arc<Deployment>,
     options: SyncOptions,
@@ -132,92 +133,95 @@ pub async fn sync(
     journal: Journal<SyncState>,
     mut asks: mpsc::Receiver<Ask>,
     stop: CancellationToken,
-) -> Result<(SyncReport, Option<Back>)> {
-    for side in [&source, &target] {
-        side.check_known(copy::SYNC_ASKS_MORE, copy::GIVE_INFO)?;
-    }
-    let started = Instant::now();
-    let seen = (source.topology(), target.topology());
-    let shared = Shared::new(source, target, options.copy.clone(), status.copy.clone(), stop.clone());
-    let state = journal.state().clone();
-    let resumed = !state.copy.is_fresh();
-    let mut sync = Syncer {
-        shared: Arc::new(shared),
-        suspects: state.suspects.parse().unwrap_or_default(),
-        options,
-        status,
-        journal,
-        state,
-        sources: Vec::new(),
-        seen,
-        reconciled_slots: 0,
-        back: None,
-        caught_up: false,
-        unmapped: false,
-        rehearsed: None,
-        pause_ends_ms: None,
-    };
-    sync.state.source = sync.shared.source.endpoint.address.to_string();
-    if !resumed {
-        sync.state.sweep = sync.options.sweep_first;
-    }
-    let mut listeners = JoinSet::new();
-    let heard = [sync.status.source_heard.clone(), sync.status.target_heard.clone()];
-    for (deployment, heard) in [&sync.shared.source, &sync.shared.target].into_iter().zip(&heard) {
-        listeners.spawn(heard::listen(deployment.clone(), heard.clone()));
-    }
-    let mut leftovers = JoinSet::new();
-    if resumed {
-        leftovers.spawn(remove_leftovers(sync.shared.clone()));
-    }
-    let outcome = sync.run(resumed, &mut asks).await;
-    listeners.shutdown().await;
-    heard.iter().for_each(|heard| heard.clear());
-    let taken_over = match outcome {
-        Ok(taken_over) => taken_over,
-        Err(e) => {
-            sync.status.phase(SyncPhase::Stopped);
-            sync.save()?;
-            return Err(e);
+) -> LocalBoxFuture<'static, Result<(SyncReport, Option<Back>)>> {
+    // Boxed, so that it is compiled here and not in each crate that awaits it.
+    Box::pin(async move {
+        for side in [&source, &target] {
+            side.check_known(copy::SYNC_ASKS_MORE, copy::GIVE_INFO)?;
         }
-    };
-    let snapshot_done = sync.state.snapshot_done;
-    let cutover = match taken_over {
-        Some(TakenOver { mut report, answer, at }) => {
-            sync.leave_fence().await;
-            sync.begin_way_back();
-            sync.forget_lifted(&report);
-            // From here on no later run undoes the cutover: clients may be sent away.
-            let finished = sync.journal.finish();
-            moments::send_clients(&sync.options, &mut report, at).await;
-            if let Some(answer) = answer {
-                // The caller may have gone.
-                let _ = answer.send(Ok(report.clone()));
+        let started = Instant::now();
+        let seen = (source.topology(), target.topology());
+        let shared = Shared::new(source, target, options.copy.clone(), status.copy.clone(), stop.clone());
+        let state = journal.state().clone();
+        let resumed = !state.copy.is_fresh();
+        let mut sync = Syncer {
+            shared: Arc::new(shared),
+            suspects: state.suspects.parse().unwrap_or_default(),
+            options,
+            status,
+            journal,
+            state,
+            sources: Vec::new(),
+            seen,
+            reconciled_slots: 0,
+            back: None,
+            caught_up: false,
+            unmapped: false,
+            rehearsed: None,
+            pause_ends_ms: None,
+        };
+        sync.state.source = sync.shared.source.endpoint.address.to_string();
+        if !resumed {
+            sync.state.sweep = sync.options.sweep_first;
+        }
+        let mut listeners = JoinSet::new();
+        let heard = [sync.status.source_heard.clone(), sync.status.target_heard.clone()];
+        for (deployment, heard) in [&sync.shared.source, &sync.shared.target].into_iter().zip(&heard) {
+            listeners.spawn(heard::listen(deployment.clone(), heard.clone()));
+        }
+        let mut leftovers = JoinSet::new();
+        if resumed {
+            leftovers.spawn(remove_leftovers(sync.shared.clone()));
+        }
+        let outcome = sync.run(resumed, &mut asks).await;
+        listeners.shutdown().await;
+        heard.iter().for_each(|heard| heard.clear());
+        let taken_over = match outcome {
+            Ok(taken_over) => taken_over,
+            Err(e) => {
+                sync.status.phase(SyncPhase::Stopped);
+                sync.save()?;
+                return Err(e);
             }
-            finished?;
-            Some(report)
-        }
-        None => {
-            sync.status.phase(SyncPhase::Stopped);
-            sync.save()?;
-            None
-        }
-    };
-    leftovers.join_all().await;
-    let evicted = copy::note_evicted(&sync.shared);
-    let report = SyncReport {
-        counts: sync.status.copy.snapshot(),
-        duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        resumed,
-        snapshot_done,
-        reconciled_slots: sync.reconciled_slots,
-        caught_up: sync.caught_up,
-        cutover,
-        evicted,
-        failures: sync.shared.failures.listed(),
-        notices: sync.status.copy.notices(),
-    };
-    Ok((report, sync.back))
+        };
+        let snapshot_done = sync.state.snapshot_done;
+        let cutover = match taken_over {
+            Some(TakenOver { mut report, answer, at }) => {
+                sync.leave_fence().await;
+                sync.begin_way_back();
+                sync.forget_lifted(&report);
+                // From here on no later run undoes the cutover: clients may be sent away.
+                let finished = sync.journal.finish();
+                moments::send_clients(&sync.options, &mut report, at).await;
+                if let Some(answer) = answer {
+                    // The caller may have gone.
+                    let _ = answer.send(Ok(report.clone()));
+                }
+                finished?;
+                Some(report)
+            }
+            None => {
+                sync.status.phase(SyncPhase::Stopped);
+                sync.save()?;
+                None
+            }
+        };
+        leftovers.join_all().await;
+        let evicted = copy::note_evicted(&sync.shared);
+        let report = SyncReport {
+            counts: sync.status.copy.snapshot(),
+            duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            resumed,
+            snapshot_done,
+            reconciled_slots: sync.reconciled_slots,
+            caught_up: sync.caught_up,
+            cutover,
+            evicted,
+            failures: sync.shared.failures.listed(),
+            notices: sync.status.copy.notices(),
+        };
+        Ok((report, sync.back))
+    })
 }
 
 impl Syncer {

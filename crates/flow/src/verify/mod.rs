@@ -39,6 +39,7 @@ mod vectors;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -74,25 +75,28 @@ pub async fn verify(
 /// # Errors
 /// As [`verify`]; `Own` if the journal cannot be written; `Unfit` if slots have moved since a verification
 /// that is to go on began, and of a sample of a number of keys, which is not journaled.
-pub async fn verify_with_journal(
+pub fn verify_with_journal(
     source: Arc<Deployment>,
     target: Arc<Deployment>,
     options: VerifyOptions,
     progress: Arc<VerifyProgress>,
     journal: Option<Journal<VerifyState>>,
     stop: CancellationToken,
-) -> Result<VerifyReport> {
-    check(&source, &target, &options)?;
-    if journal.is_some() && matches!(options.scope, Scope::SampleKeys(_)) {
-        return Err(Error::own("verify", "a sample of a number of keys is not journaled"));
-    }
-    let options = VerifyOptions {
-        concurrency: options.concurrency.max(1),
-        batch_keys: options.batch_keys.clamp(1, BATCH_KEYS_MAX),
-        chunk_bytes: options.chunk_bytes.max(CHUNK_BYTES_MIN),
-        ..options
-    };
-    run::Run::new(source, target, options, progress, journal)?.verify(stop).await
+) -> BoxFuture<'static, Result<VerifyReport>> {
+    // Boxed, so that it is compiled here and not in each crate that awaits it.
+    Box::pin(async move {
+        check(&source, &target, &options)?;
+        if journal.is_some() && matches!(options.scope, Scope::SampleKeys(_)) {
+            return Err(Error::own("verify", "a sample of a number of keys is not journaled"));
+        }
+        let options = VerifyOptions {
+            concurrency: options.concurrency.max(1),
+            batch_keys: options.batch_keys.clamp(1, BATCH_KEYS_MAX),
+            chunk_bytes: options.chunk_bytes.max(CHUNK_BYTES_MIN),
+            ..options
+        };
+        run::Run::new(source, target, options, progress, journal)?.verify(stop).await
+    })
 }
 
 /// Refuses a side whose user may not even ask what the server is: comparing takes more rights than copying.

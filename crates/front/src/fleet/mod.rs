@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::MemberId;
@@ -151,53 +152,60 @@ impl Joined {
     /// # Errors
     /// As [`Front::bind`]; `Unfit`, about the coordinator's address, if the fleet cannot be joined, or has
     /// more partitions than there are slots.
-    pub async fn join(options: FrontOptions, backend: Endpoint, join: JoinOptions) -> Result<Joined> {
-        let deployment = probe(backend, options.link).await?;
-        let (facts, link) = (deployment.facts.clone(), options.link);
-        let listener = listen(options.listen).await?;
-        let own = own_address(&listener, join.announce.as_ref())?;
-        let porter = Porter::default();
-        let membership = Membership::start(
-            MembershipOptions {
-                coordinators: join.coordinators.clone(),
-                link,
-                name: join.name.unwrap_or_else(|| own.to_string()),
-                address: own.to_string(),
-                weight: join.weight,
-            },
-            porter.clone(),
-        );
-        let member = joined(&membership, &join.coordinators).await?;
-        let face = Arc::new(Face::empty(options.tls.is_some()));
-        let gate = Gate::new(membership.view().clone(), own.clone(), face.clone());
-        let (forwarding, members) = match join.forward_listen {
-            None => (None, None),
-            Some(at) => {
-                let (front, members) = forwarding(&options, at, &deployment, &own, &gate, &facts).await?;
-                (Some(front), Some(members))
-            }
-        };
-        let endpoint = deployment.endpoint.clone();
-        let cluster = Cluster::gated(deployment, gate.clone()).await?;
-        porter.begin(&gate, &cluster);
-        // Before anything is served of it. What is not reached now is tried again and again.
-        reach_backends(&gate, &cluster, &join.endpoint_of).await;
-        let upstream = Upstream::of(endpoint, link, cluster.clone());
-        let front = Front::of(listener, options, upstream, facts, Some(face));
-        let leave_patience = Duration::from_millis(join.leave_patience_ms);
-        let endpoint_of = join.endpoint_of;
-        Ok(Joined {
-            front,
-            forwarding,
-            members,
-            gate,
-            membership,
-            announced: own,
-            member,
-            leave_patience,
-            cluster,
-            endpoint_of,
-            porter,
+    pub fn join(
+        options: FrontOptions,
+        backend: Endpoint,
+        join: JoinOptions,
+    ) -> BoxFuture<'static, Result<Joined>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let deployment = probe(backend, options.link).await?;
+            let (facts, link) = (deployment.facts.clone(), options.link);
+            let listener = listen(options.listen).await?;
+            let own = own_address(&listener, join.announce.as_ref())?;
+            let porter = Porter::default();
+            let membership = Membership::start(
+                MembershipOptions {
+                    coordinators: join.coordinators.clone(),
+                    link,
+                    name: join.name.unwrap_or_else(|| own.to_string()),
+                    address: own.to_string(),
+                    weight: join.weight,
+                },
+                porter.clone(),
+            );
+            let member = joined(&membership, &join.coordinators).await?;
+            let face = Arc::new(Face::empty(options.tls.is_some()));
+            let gate = Gate::new(membership.view().clone(), own.clone(), face.clone());
+            let (forwarding, members) = match join.forward_listen {
+                None => (None, None),
+                Some(at) => {
+                    let (front, members) = forwarding(&options, at, &deployment, &own, &gate, &facts).await?;
+                    (Some(front), Some(members))
+                }
+            };
+            let endpoint = deployment.endpoint.clone();
+            let cluster = Cluster::gated(deployment, gate.clone()).await?;
+            porter.begin(&gate, &cluster);
+            // Before anything is served of it. What is not reached now is tried again and again.
+            reach_backends(&gate, &cluster, &join.endpoint_of).await;
+            let upstream = Upstream::of(endpoint, link, cluster.clone());
+            let front = Front::of(listener, options, upstream, facts, Some(face));
+            let leave_patience = Duration::from_millis(join.leave_patience_ms);
+            let endpoint_of = join.endpoint_of;
+            Ok(Joined {
+                front,
+                forwarding,
+                members,
+                gate,
+                membership,
+                announced: own,
+                member,
+                leave_patience,
+                cluster,
+                endpoint_of,
+                porter,
+            })
         })
     }
 
@@ -235,52 +243,56 @@ impl Joined {
     ///
     /// # Errors
     /// `Own` if it cannot be a member any more.
-    pub async fn serve(self, stop: CancellationToken) -> Result<bool> {
-        let Joined {
-            front,
-            forwarding,
-            members,
-            gate,
-            mut membership,
-            leave_patience,
-            cluster,
-            endpoint_of,
-            porter,
-            ..
-        } = self;
-        let (end, end_of_own) = (CancellationToken::new(), CancellationToken::new());
-        let others = async {
-            match forwarding {
-                // Its clients are served by the own port too, which goes on until they have their answers.
-                Some(forwarding) => forwarding.serve(end.clone()).await,
-                None => end.cancelled().await,
-            }
-            end_of_own.cancel();
-        };
-        let ends = async {
-            let outcome = tokio::select! {
-                outcome = membership.ended() => outcome.map(|()| true),
-                () = stop.cancelled() => {
-                    membership.ask_to_leave();
-                    timeout(leave_patience, membership.ended()).await.map_or(Ok(false),
-                        |outcome| outcome.map(|()| true))
+    pub fn serve(self, stop: CancellationToken) -> BoxFuture<'static, Result<bool>> {
+        // Boxed, so that it is compiled here and not in each crate that awaits it.
+        Box::pin(async move {
+            let Joined {
+                front,
+                forwarding,
+                members,
+                gate,
+                mut membership,
+                leave_patience,
+                cluster,
+                endpoint_of,
+                porter,
+                ..
+            } = self;
+            let (end, end_of_own) = (CancellationToken::new(), CancellationToken::new());
+            let others = async {
+                match forwarding {
+                    // Its clients are served by the own port too, which goes on until they have their
+                    // answers.
+                    Some(forwarding) => forwarding.serve(end.clone()).await,
+                    None => end.cancelled().await,
                 }
+                end_of_own.cancel();
             };
-            if matches!(outcome, Ok(true)) {
-                tokio::join!(gate.linger(), porter.finish(CLEAR_PATIENCE));
+            let ends = async {
+                let outcome = tokio::select! {
+                    outcome = membership.ended() => outcome.map(|()| true),
+                    () = stop.cancelled() => {
+                        membership.ask_to_leave();
+                        timeout(leave_patience, membership.ended()).await.map_or(Ok(false),
+                            |outcome| outcome.map(|()| true))
+                    }
+                };
+                if matches!(outcome, Ok(true)) {
+                    tokio::join!(gate.linger(), porter.finish(CLEAR_PATIENCE));
+                }
+                end.cancel();
+                outcome
+            };
+            let serving = async { tokio::join!(front.serve(end_of_own.clone()), others, ends).2 };
+            tokio::select! {
+                outcome = serving => outcome,
+                () = gate.follow(members.as_deref()) => Ok(false),
+                () = gate.watch_lease() => Ok(false),
+                () = gate.let_go_of_all(&cluster) => Ok(false),
+                () = porter.sweep() => Ok(false),
+                () = follow_backends(&gate, &cluster, &endpoint_of) => Ok(false),
             }
-            end.cancel();
-            outcome
-        };
-        let serving = async { tokio::join!(front.serve(end_of_own.clone()), others, ends).2 };
-        tokio::select! {
-            outcome = serving => outcome,
-            () = gate.follow(members.as_deref()) => Ok(false),
-            () = gate.watch_lease() => Ok(false),
-            () = gate.let_go_of_all(&cluster) => Ok(false),
-            () = porter.sweep() => Ok(false),
-            () = follow_backends(&gate, &cluster, &endpoint_of) => Ok(false),
-        }
+        })
     }
 }
 
