@@ -54,10 +54,29 @@ impl fmt::Debug for Proxy {
 struct Links {
     open: HashMap<u64, Link>,
     next: u64,
+    brake: Arc<Brake>,
+}
+
+/// What holds bytes up on their way.
+#[derive(Default)]
+struct Brake {
     /// On connections up to this number nothing passes, silently.
-    stalled: Arc<AtomicU64>,
+    stalled: AtomicU64,
     /// How much passes on each connection, in each direction. Zero: as much as there is.
-    bytes_per_second: Arc<AtomicU64>,
+    bytes_per_second: AtomicU64,
+}
+
+impl Brake {
+    /// Returns when these bytes may pass on the connection of this number.
+    fn wait(&self, connection: u64, bytes: &[u8]) {
+        let rate = self.bytes_per_second.load(Ordering::Acquire);
+        if rate > 0 {
+            thread::sleep(Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
+        }
+        while self.stalled.load(Ordering::Acquire) >= connection {
+            thread::sleep(STALL_LOOK);
+        }
+    }
 }
 
 struct Link {
@@ -133,24 +152,24 @@ impl Proxy {
     /// From now on nothing passes in either direction, on all connections: they stay open, and new ones are
     /// accepted. What a network does that loses everything.
     pub fn stall(&self) {
-        lock(&self.links).stalled.store(u64::MAX, Ordering::Release);
+        lock(&self.links).brake.stalled.store(u64::MAX, Ordering::Release);
     }
 
     /// The same on the connections that there are; what comes after them passes.
     pub fn stall_present(&self) {
         let links = lock(&self.links);
-        links.stalled.store(links.next, Ordering::Release);
+        links.brake.stalled.store(links.next, Ordering::Release);
     }
 
     /// From now on no more than this passes on each connection, in each direction: a long answer comes late,
     /// and a short one on another connection at once.
     pub fn narrow(&self, bytes_per_second: u64) {
-        lock(&self.links).bytes_per_second.store(bytes_per_second, Ordering::Release);
+        lock(&self.links).brake.bytes_per_second.store(bytes_per_second, Ordering::Release);
     }
 
     /// Everything passes again; what was held back comes late.
     pub fn go_on(&self) {
-        lock(&self.links).stalled.store(0, Ordering::Release);
+        lock(&self.links).brake.stalled.store(0, Ordering::Release);
     }
 
     /// Accepts connections again, at the same address.
@@ -237,26 +256,17 @@ fn open(client: TcpStream, target: SocketAddr, delay: Duration, links: &Arc<Mute
     let requests = (client.try_clone()?, server.try_clone()?);
     let replies = (server.try_clone()?, client.try_clone()?);
 
-    let (id, stalled, rate) = {
+    let (id, brake) = {
         let mut links = lock(links);
         links.next += 1;
         let id = links.next;
         links.open.insert(id, Link { client, server, directions: 2 });
-        (id, Arc::clone(&links.stalled), Arc::clone(&links.bytes_per_second))
+        (id, Arc::clone(&links.brake))
     };
     for (from, to) in [requests, replies] {
-        let (links, stalled, rate) = (Arc::clone(links), Arc::clone(&stalled), Arc::clone(&rate));
+        let (links, brake) = (Arc::clone(links), Arc::clone(&brake));
         thread::spawn(move || {
-            let wait = |bytes: &[u8]| {
-                let rate = rate.load(Ordering::Acquire);
-                if rate > 0 {
-                    thread::sleep(Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
-                }
-                while stalled.load(Ordering::Acquire) >= id {
-                    thread::sleep(STALL_LOOK);
-                }
-            };
-            carry(&from, &to, delay, wait);
+            carry(&from, &to, delay, |bytes| brake.wait(id, bytes));
             finish(&links, id);
         });
     }
