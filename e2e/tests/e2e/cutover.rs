@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis::{RedisResult, Value};
 use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::syncing::{Ending, PATIENCE, Sync, report, stop, wait_until_following};
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Engine, Server, wait_until};
 
 whimbrel_lab::for_each_engine! {
     who_waits_takes_nothing_of_the_way_back
@@ -52,14 +52,6 @@ fn words(line: &str) -> redis::Cmd {
     command
 }
 
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}: it does not come to that");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// A client that waits for one command's answer.
 fn waiting(server: &Server, line: &'static str) -> JoinHandle<RedisResult<Value>> {
     let mut connection = client(server);
@@ -102,13 +94,13 @@ impl Waiting {
         words("WATCH plain").exec(&mut watching).expect("watched");
         let mut reading = client(&source);
         words("GET plain").exec(&mut reading).expect("read");
-        wait_for("clients that wait", || blocked(&source) == WAITS.len());
+        wait_until("clients wait", || blocked(&source) == WAITS.len());
         Waiting { source, target, job, sync, waiting, queueing, watching, reading }
     }
 
     /// All that could still take or leave something has been ended; who only reads has not.
     fn assert_ended(&mut self, how: &str) {
-        wait_for(how, || blocked(&self.source) == 0);
+        wait_until(&format!("no client waits after {how}"), || blocked(&self.source) == 0);
         for (line, waiting) in WAITS.iter().zip(self.waiting.drain(..)) {
             let answer = waiting.join().expect("no panic");
             assert!(answer.is_err(), "{how}: {line}: {answer:?}");
@@ -139,7 +131,7 @@ fn who_waits_takes_nothing_of_the_way_back(engine: Engine) {
     w.target.call(&["XADD", "stream", "1-1", "f", "v"]);
     w.target.call(&["SET", "last", "1"]);
     let last = || w.source.call(&["EXISTS", "last"]) == Value::Int(1);
-    wait_for("the way back", last);
+    wait_until("changes come back", last);
     wait_until_following(&mut w.sync);
     w.job.cutover(&["--fence", "acl", "--back", "--max-pause", "20s"]).expect_code(0);
     for (server, side) in [(&w.source, "source"), (&w.target, "target")] {
@@ -163,7 +155,7 @@ fn every_fence_ends_who_waits() {
     for (fence, engine) in [("readonly-replica", Engine::Redis70), ("pause", Engine::Valkey91)] {
         let mut w = Waiting::start(engine);
         w.job.cutover(&["--fence", "none", "--max-pause", "20s"]).expect_code(0);
-        wait_for("paused writers are let go", || blocked(&w.source) == WAITS.len());
+        wait_until("paused writers go on", || blocked(&w.source) == WAITS.len());
         assert!(w.waiting.iter().all(|waiting| !waiting.is_finished()), "{engine}");
         w.job.cutover(&["--fence", fence, "--fence-for", "20s", "--max-pause", "5s"]).expect_code(0);
         w.assert_ended(fence);
@@ -306,7 +298,7 @@ fn clients_with_whimbrels_own_user_keep_an_acl_fence_from_being_put_up() {
     words("SET k 3").exec(&mut client).expect("nobody was fenced off");
     drop(client);
     let may = || job.cutover(&["--fence", "acl", "--dry-run", "--max-pause", "20s"]).code() == Some(0);
-    wait_for("it is possible without that client", may);
+    wait_until("it is possible without that client", may);
     stop(sync);
 }
 
@@ -374,7 +366,7 @@ fn consumers_that_were_given_nothing_arrive(engine: Engine) {
     let (source, target, job, sync) = following(engine, engine, fill);
     let _waiting = waiting(&source, "XREADGROUP GROUP g idle BLOCK 150000 STREAMS early late > >");
     let consumers = |server: &Server| format!("{:?}", server.call(&["XINFO", "CONSUMERS", "late", "g"]));
-    wait_for("a consumer", || consumers(&source).contains("name"));
+    wait_until("there is a consumer", || consumers(&source).contains("name"));
     assert!(!consumers(&target).contains("name"), "{engine}: servers replicate it: nothing is to be shown");
     job.cutover(&["--fence", "acl", "--compare", "full", "--max-pause", "20s"]).expect_code(0);
     assert!(consumers(&target).contains("name"), "{engine}: {}", consumers(&target));
@@ -405,7 +397,7 @@ fn a_source_that_hangs_is_reported() {
             assert!(refused.stdout.contains(words), "{words}: {}", refused.stdout);
         }
         source.resume().expect("resumed");
-        wait_for("it is cut over", || {
+        wait_until("it is cut over", || {
             job.cutover(&["--fence", "none", "--max-pause", "20s"]).code() == Some(0)
         });
         assert_eq!(target.call(&["GET", "k"]), source.call(&["GET", "k"]));
@@ -422,6 +414,6 @@ fn the_way_back_waits_for_the_end_of_a_pause() {
     job.cutover(&how).expect_code(0);
     target.call(&["SET", "k", "2"]);
     let arrived = target.call(&["GET", "k"]);
-    wait_for("it is followed back", || source.call(&["GET", "k"]) == arrived);
+    wait_until("changes come back", || source.call(&["GET", "k"]) == arrived);
     stop(sync);
 }
