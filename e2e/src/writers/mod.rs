@@ -50,7 +50,7 @@ impl Default for Load {
             threads: 4,
             keys_per_thread: 200,
             seed: 1,
-            pause: Duration::from_millis(1),
+            pause: Duration::from_millis(3),
             db: 0,
             prefix: "writer".into(),
         }

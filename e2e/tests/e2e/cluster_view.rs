@@ -393,6 +393,7 @@ fn a_slot_is_finished_under_writers(engine: Engine) {
                     while !over.load(std::sync::atomic::Ordering::Relaxed) {
                         cmd("INCR").arg(counter).exec(&mut connection).expect("it is counted");
                         acknowledged += 1;
+                        thread::sleep(Duration::from_millis(2));
                     }
                     acknowledged
                 })

@@ -2,7 +2,7 @@
 
 mod clients;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 use clients::*;
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::deployment::slot_of;
+use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::fronts::{self, PATIENCE};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
@@ -70,26 +70,19 @@ impl Deployed {
         self.servers().iter().flat_map(of_one).collect()
     }
 
-    /// Which of the servers has a key.
-    fn owner_of(&self, key: &str) -> usize {
-        match self {
-            Deployed::Server(_) => 0,
-            Deployed::Cluster(cluster) => cluster.owner_of(slot_of(key.as_bytes())).expect("an owner"),
-        }
-    }
-
-    /// What the commands are answered with, each about one key.
+    /// What the commands are answered with, each about one key. No slot may move meanwhile.
     fn ask_all(&self, commands: &[Vec<String>]) -> Vec<Value> {
-        let mut of_each: Vec<Vec<usize>> = vec![Vec::new(); self.servers().len()];
-        let mut owners: BTreeMap<u16, usize> = BTreeMap::new();
+        let deployment = Deployment::at(self.address()).expect("it answers");
+        let mut of_each: Vec<Vec<usize>> = vec![Vec::new(); deployment.primaries().len()];
         for (at, command) in commands.iter().enumerate() {
-            let slot = slot_of(command[1].as_bytes());
-            let owner = *owners.entry(slot).or_insert_with(|| self.owner_of(&command[1]));
-            of_each[owner].push(at);
+            of_each[deployment.owner_of(command[1].as_bytes()).expect("an owner")].push(at);
         }
         let mut replies = vec![Value::Nil; commands.len()];
-        for (server, at) in self.servers().iter().zip(of_each) {
-            let mut connection = server.connection();
+        for (primary, at) in deployment.primaries().iter().zip(of_each) {
+            if at.is_empty() {
+                continue;
+            }
+            let mut connection = primary.connect(0).expect("it answers");
             for part in at.chunks(5_000) {
                 let mut pipe = redis::pipe();
                 for at in part {
@@ -343,12 +336,13 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
 fn check_what_is_left(world: &World, serving: &Deployed) {
     // What expires on its own does by itself.
     std::thread::sleep(Duration::from_millis(200));
-    let ask = |line: String| serving.ask_all(&[words(&line)]).remove(0);
     let mut keys = (STABLE_KEYS + COUNTERS) as i64;
     let mut expected: HashSet<String> = (0..STABLE_KEYS).map(|i| format!("stable:{i}")).collect();
     expected.extend((0..COUNTERS).map(|i| format!("counter:{i}")));
-    for key in world.keys.iter().flatten() {
-        let found = key.kind.shown(ask(key.kind.read(&key.name).join(" ")));
+    let of_clients: Vec<&Key> = world.keys.iter().flatten().collect();
+    let reads: Vec<_> = of_clients.iter().map(|key| key.kind.read(&key.name)).collect();
+    for (key, found) in of_clients.into_iter().zip(serving.ask_all(&reads)) {
+        let found = key.kind.shown(found);
         key.saw(key.floor(), &found);
         keys += i64::from(!found.is_empty());
         if !found.is_empty() {
@@ -365,9 +359,10 @@ fn check_what_is_left(world: &World, serving: &Deployed) {
             "counter {i}: {found}, but {acknowledged} acknowledged and {maybe} maybe"
         );
     }
-    for (i, queue) in world.queues.iter().enumerate() {
+    let queues: Vec<_> = (0..world.queues.len()).map(|i| words(&format!("LRANGE queue:{i} 0 -1"))).collect();
+    for (i, (queue, left)) in world.queues.iter().zip(serving.ask_all(&queues)).enumerate() {
         let name = format!("queue:{i}");
-        let left = Kind::List.shown(ask(format!("LRANGE {name} 0 -1")));
+        let left = Kind::List.shown(left);
         let left: Vec<String> = left.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect();
         keys += i64::from(!left.is_empty());
         if !left.is_empty() {

@@ -21,6 +21,9 @@ whimbrel_lab::for_each_engine! {
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// A writer rests as long: without it one processor would be its own.
+const BETWEEN_WRITES: Duration = Duration::from_millis(2);
+
 fn server(engine: Engine) -> Server {
     Server::builder(engine).start().expect("the server starts")
 }
@@ -163,6 +166,7 @@ fn keys_in_their_last_milliseconds() {
                         }
                     }
                     let () = pipe.query(&mut connection).expect("it takes keys");
+                    thread::sleep(BETWEEN_WRITES);
                 }
                 n
             });
@@ -459,6 +463,7 @@ fn churn(deployment: &Deployment, over: &AtomicBool) -> u64 {
             .ignore()
             .query(&mut connections[owner])
             .expect("it takes the hash");
+        thread::sleep(BETWEEN_WRITES);
     }
     n
 }

@@ -80,13 +80,13 @@ fn empty(deployment: &Deployment) {
     }
 }
 
-/// From one end of the range to all four, and the large data set to the one that is farthest from it.
+/// From one end of the range to all four, and the large data set to the other end.
 fn copies_to_all(engine: Engine) {
     let farthest = if engine == Engine::Redis70 { Engine::Valkey91 } else { Engine::Redis70 };
     copies_from(engine, &[farthest]);
 }
 
-/// From an engine between the ends to all four.
+/// From one engine to all four, without the large data set.
 fn small_copies_to_all(engine: Engine) {
     copies_from(engine, &[]);
 }
@@ -135,20 +135,31 @@ fn copies_from(engine: Engine, large_to: &[Engine]) {
 }
 
 mod matrix {
+    use whimbrel_lab::Engine;
+
     use super::large_copies_to_all;
+
+    fn small_copies_to_all(engine: Engine) {
+        super::small_copies_to_all(engine);
+    }
 
     whimbrel_lab::for_each_engine! {
         on every:
             large_copies_to_all
     }
+
+    whimbrel_lab::for_each_engine! {
+        on Redis80 Valkey81:
+            small_copies_to_all
+    }
 }
 
 whimbrel_lab::for_each_engine! {
-    on Redis70 Valkey91:
+    on Redis70:
         copies_to_all
 }
 
 whimbrel_lab::for_each_engine! {
-    on Redis80 Valkey81:
+    on Valkey91:
         small_copies_to_all
 }

@@ -20,7 +20,7 @@ const ELEMENT_BYTES: usize = 100;
 /// Elements of one command while the collections are made.
 const CHUNK: usize = 500;
 /// Between two changes of a collection.
-const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone, Copy)]
 enum Kind {

@@ -281,7 +281,6 @@ fn newer_servers_restore_equal_states(engine: Engine) {
     assert_equal(&source, &target);
 }
 
-#[test]
 fn large_data_sets_compare_equal() {
     let (left, source) = server(Engine::Valkey91);
     let (_right, target) = server(Engine::Valkey91);
@@ -378,4 +377,12 @@ fn a_terminal_shows_the_first_differences_and_a_report_all() {
     assert_eq!(listed(&["--list", "30"]), (30, false));
     let json = binary::run(&["verify", &from, &to, "--json"]).expect_code(6).stdout;
     assert_eq!(json.matches("on the source only").count(), 30);
+}
+
+mod matrix {
+    /// The comparison of the largest data sets.
+    #[test]
+    fn large_data_sets_compare_equal() {
+        super::large_data_sets_compare_equal();
+    }
 }

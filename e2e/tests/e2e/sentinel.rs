@@ -13,6 +13,9 @@ use whimbrel_lab::{Engine, Sentinels, Server, wait_until};
 
 const NAME: &str = "orders";
 
+/// A writer rests as long: without it one processor would be its own.
+const BETWEEN_WRITES: Duration = Duration::from_millis(1);
+
 /// Sentinels of a busy machine elect none of them again and again, and take minutes for a failover.
 const PATIENT: [&str; 2] = ["--retry-for", "10m"];
 
@@ -143,7 +146,7 @@ impl Writer {
             let at = self.at.lock();
             let Some(url) = at.as_ref() else {
                 drop(at);
-                thread::yield_now();
+                thread::sleep(BETWEEN_WRITES);
                 continue;
             };
             if connection.as_ref().is_none_or(|(known, _)| known != url) {
@@ -158,6 +161,8 @@ impl Writer {
             } else {
                 connection = None;
             }
+            drop(at);
+            thread::sleep(BETWEEN_WRITES);
         }
     }
 

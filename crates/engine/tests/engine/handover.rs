@@ -68,6 +68,12 @@ const REDIRECTIONS_AT_ONCE: u32 = 10;
 /// Long enough to copy whatever clients may have written: how that is staged here is not tested.
 const PAUSE_MS: u64 = 60_000;
 
+/// Slots whose keys are written or copied by one round trip.
+const SLOTS_AT_ONCE: usize = 256;
+
+/// A client rests between two commands: many of them that do not would take the processors from the servers.
+const BETWEEN_COMMANDS: Duration = Duration::from_millis(5);
+
 fn slots(text: &str) -> SlotSet {
     text.parse().expect("a set of slots")
 }
@@ -148,16 +154,13 @@ impl Field {
     /// Writes `each` keys into each of `slots` at node `i`: `{tag}:n`, whose values are their names.
     async fn fill(&self, i: usize, slots: &SlotSet, each: usize) {
         let mut link = self.link(i).await;
-        for slot in slots {
-            let tag = tag_for_slot(slot);
-            for n in 0..each {
-                let key = format!("{{{tag}}}:{n}");
+        let slots: Vec<Slot> = slots.iter().collect();
+        for some in slots.chunks(SLOTS_AT_ONCE) {
+            for (slot, n) in some.iter().flat_map(|slot| (0..each).map(move |n| (*slot, n))) {
+                let key = format!("{{{}}}:{n}", tag_for_slot(slot));
                 link.push(&[b"SET", key.as_bytes(), key.as_bytes()]);
             }
-            link.flush().await.expect("sent");
-            for reply in link.replies(each).await.expect("replies") {
-                assert!(reply.as_error().is_none(), "{reply:?}");
-            }
+            answered(&mut link, some.len() * each).await;
         }
     }
 
@@ -165,25 +168,24 @@ impl Field {
     async fn stage(&self, from: usize, to: usize, slots: &SlotSet) {
         let (mut from, mut to) = (self.link(from).await, self.link(to).await);
         let counts = key_counts(&mut from, slots).await.expect("counts");
-        for slot in &counts.occupied() {
-            let (number, n) = (slot.number().to_string(), counts.of(slot).to_string());
-            let list: [&[u8]; 4] = [b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), n.as_bytes()];
-            let keys = from.call(&list).await.expect("keys").into_items().expect("a list");
-            let keys: Vec<Bytes> = keys.into_iter().map(|k| k.into_bytes().expect("a key")).collect();
+        let occupied: Vec<Slot> = counts.occupied().iter().collect();
+        for some in occupied.chunks(SLOTS_AT_ONCE) {
+            for slot in some {
+                let (number, n) = (slot.number().to_string(), counts.of(*slot).to_string());
+                from.push(&[b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), n.as_bytes()]);
+            }
+            let lists = answered(&mut from, some.len()).await;
+            let keys = lists.into_iter().flat_map(|keys| keys.into_items().expect("a list"));
+            let keys: Vec<Bytes> = keys.map(|key| key.into_bytes().expect("a key")).collect();
             for key in &keys {
                 from.push(&[b"DUMP", key]);
             }
-            from.flush().await.expect("sent");
-            for key in &keys {
-                let reply = from.reply().await.expect("a reply");
+            for (key, reply) in keys.iter().zip(answered(&mut from, keys.len()).await) {
                 let text = format!("{reply:?}");
                 let payload = reply.into_bytes().unwrap_or_else(|| panic!("no payload of {key:?}: {text}"));
                 to.push(&[b"RESTORE-ASKING", key, b"0", &payload, b"REPLACE"]);
             }
-            to.flush().await.expect("sent");
-            for reply in to.replies(keys.len()).await.expect("replies") {
-                assert!(reply.as_error().is_none(), "{reply:?}");
-            }
+            answered(&mut to, keys.len()).await;
         }
     }
 
@@ -247,6 +249,16 @@ impl Field {
     }
 }
 
+/// Sends what was pushed, and takes its answers, none of which is an error.
+async fn answered(link: &mut Link, requests: usize) -> Vec<Value> {
+    link.flush().await.expect("sent");
+    let replies = link.replies(requests).await.expect("replies");
+    for reply in &replies {
+        assert!(reply.as_error().is_none(), "{reply:?}");
+    }
+    replies
+}
+
 fn tail(log: &str) -> &str {
     let from = log.rmatch_indices('\n').nth(60).map_or(0, |(at, _)| at + 1);
     &log[from..]
@@ -289,6 +301,7 @@ struct Client {
 
 impl Client {
     fn ask(&mut self, command: &redis::Cmd, slot: Slot) -> Option<redis::Value> {
+        std::thread::sleep(BETWEEN_COMMANDS);
         let begun = Instant::now();
         let mut port = self.table.get(&slot).copied().unwrap_or(self.first);
         let mut redirections = 0;

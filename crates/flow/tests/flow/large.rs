@@ -22,12 +22,8 @@ use whimbrel_wire::value::Value;
 use self::values::{blob, call, describe, int, pipeline, populate, run, times_of_fields, words};
 
 whimbrel_lab::for_each_engine! {
-    async on every:
-        every_type_arrives_everywhere
-}
-
-whimbrel_lab::for_each_engine! {
     async
+        every_type_arrives_everywhere
         changes_of_groups_are_noticed_without_watch
         a_full_target_keeps_no_half_value
 }

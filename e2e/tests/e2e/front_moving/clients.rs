@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use whimbrel_e2e::fronts::PATIENCE;
 
 /// Between two requests of a client: the front has processors left to move keys with.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(10);
 
 // ---- A client ----
 

@@ -58,7 +58,9 @@ pub(super) fn writers(scene: &Scene, name: &str) -> ClusterWriters {
     let mut tags = tags_in(MOVING, 24);
     tags.extend(tags_in(0..16384, 4));
     tags.extend(tags_in(BYSTANDING, 2));
-    let load = Load { clients: 8, subjects: 27, prefix: name.to_owned(), ..Load::on(tags) };
+    // These tests wait for failovers most of the time.
+    let pause = Duration::from_millis(40);
+    let load = Load { clients: 8, subjects: 27, prefix: name.to_owned(), pause, ..Load::on(tags) };
     let writers = scene.write(&load);
     assert!(writers.wait_for(400, PATIENCE), "{name}: the writers do not come to work");
     writers
