@@ -21,7 +21,7 @@ whimbrel_lab::for_each_engine! {
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A writer rests as long: without it one processor would be its own.
+/// A writer rests this long between writes: otherwise it would take a whole processor.
 const BETWEEN_WRITES: Duration = Duration::from_millis(2);
 
 fn server(engine: Engine) -> Server {
@@ -363,7 +363,7 @@ fn sigterm_is_heard() {
     assert_equal(&at(&from), &at(&to));
 }
 
-/// Under thousands of writes a second nothing that was left alone may be missing or changed, and nothing made
+/// Under a thousand writes a second nothing that was left alone may be missing or changed, and nothing made
 /// up.
 #[test]
 fn under_writes() {

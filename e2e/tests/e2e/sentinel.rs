@@ -13,7 +13,7 @@ use whimbrel_lab::{Engine, Sentinels, Server, wait_until};
 
 const NAME: &str = "orders";
 
-/// A writer rests as long: without it one processor would be its own.
+/// A writer rests this long between writes: otherwise it would take a whole processor.
 const BETWEEN_WRITES: Duration = Duration::from_millis(1);
 
 /// Sentinels of a busy machine elect none of them again and again, and take minutes for a failover.
@@ -153,7 +153,11 @@ impl Writer {
                 let open = redis::Client::open(url.as_str()).and_then(|client| client.get_connection());
                 connection = open.ok().map(|open| (url.clone(), open));
             }
-            let Some((_, open)) = &mut connection else { continue };
+            let Some((_, open)) = &mut connection else {
+                drop(at);
+                thread::sleep(BETWEEN_WRITES);
+                continue;
+            };
             n += 1;
             let set: redis::RedisResult<()> = open.set(format!("written:{}", n % 500), n);
             if set.is_ok() {

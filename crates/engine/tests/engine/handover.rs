@@ -301,7 +301,6 @@ struct Client {
 
 impl Client {
     fn ask(&mut self, command: &redis::Cmd, slot: Slot) -> Option<redis::Value> {
-        std::thread::sleep(BETWEEN_COMMANDS);
         let begun = Instant::now();
         let mut port = self.table.get(&slot).copied().unwrap_or(self.first);
         let mut redirections = 0;
@@ -355,6 +354,7 @@ impl Clients {
             threads.push(std::thread::spawn(move || {
                 let mut turn = 0;
                 while !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(BETWEEN_COMMANDS);
                     let slot = own[turn % own.len()];
                     turn += 1;
                     let key = format!("{{{}}}:counter:{i}", tag_for_slot(slot));
@@ -376,6 +376,7 @@ impl Clients {
             threads.push(std::thread::spawn(move || {
                 let mut turn = i * 7;
                 while !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(BETWEEN_COMMANDS);
                     let slot = slots[turn % slots.len()];
                     turn += 13;
                     let key = format!("{{{}}}:{}", tag_for_slot(slot), turn % each);

@@ -128,9 +128,9 @@ pub fn copy(
         };
         for (command, times) in &emptied {
             shared.progress.notice(format!(
-            "{command} ran on the source meanwhile ({times} times): keys of before and after may be mixed, \
-                or missing; copy again"
-        ));
+                "{command} ran on the source meanwhile ({times} times): keys of before and after may be \
+                    mixed, or missing; copy again"
+            ));
         }
         if complete && let Some(journal) = journal.take() {
             journal.finish()?;

@@ -22,8 +22,12 @@ use whimbrel_wire::value::Value;
 use self::values::{blob, call, describe, int, pipeline, populate, run, times_of_fields, words};
 
 whimbrel_lab::for_each_engine! {
-    async
+    async on every:
         every_type_arrives_everywhere
+}
+
+whimbrel_lab::for_each_engine! {
+    async
         changes_of_groups_are_noticed_without_watch
         a_full_target_keeps_no_half_value
 }

@@ -173,15 +173,12 @@ impl Gate {
         all.retain(|(other, address)| *other != member && !address.is_empty());
         all.push((member, self.own.to_string().into()));
         all.sort();
-        let index: HashMap<MemberId, usize> = all.iter().enumerate().map(|(at, (id, _))| (*id, at)).collect();
-        let groups = all.iter().filter_map(|(id, address)| group(*id, address, self.face.is_tls()));
-        let groups: Vec<Group> = groups.collect();
-        let mut owners = vec![None; usize::from(Slot::COUNT)];
-        for (slots, owner) in runs(&self.view.owners()) {
-            let owner = index.get(&owner).copied();
-            slots.iter().for_each(|slot| owners[usize::from(slot.number())] = owner);
-        }
-        Some(Table::new(name_of(member).parse().ok()?, groups, |slot| owners[usize::from(slot.number())]))
+        let shown =
+            all.iter().filter_map(|(id, address)| Some((*id, group(*id, address, self.face.is_tls())?)));
+        let (members, groups): (Vec<MemberId>, Vec<Group>) = shown.unzip();
+        let (owners, mut place_of) = (self.view.owners(), places(members));
+        let owner_of = |slot| owner_of(&owners, slot).and_then(&mut place_of);
+        Some(Table::new(name_of(member).parse().ok()?, groups, owner_of))
     }
 
     /// Takes in what becomes known of the table and of addresses, for ever. `members` are the same, as a
@@ -279,15 +276,18 @@ impl Admission for Gate {
     }
 
     fn topology(&self) -> Topology {
-        let mut slots: HashMap<MemberId, SlotSet> = HashMap::new();
         let mut members = self.view.addresses();
         members.retain(|(_, address)| !address.is_empty());
-        for (run, owner) in runs(&self.view.owners()) {
-            slots.entry(owner).or_default().extend(run);
+        let mut slots = vec![SlotSet::new(); members.len()];
+        let (owners, mut place_of) =
+            (self.view.owners(), places(members.iter().map(|(id, _)| *id).collect()));
+        for slot in Slot::all() {
+            if let Some(place) = owner_of(&owners, slot).and_then(&mut place_of) {
+                slots[place].insert(slot);
+            }
         }
-        let shards = members.into_iter().filter_map(|(member, address)| {
-            let slots = slots.remove(&member)?;
-            let primary = Address::parse_tcp(&address)?;
+        let shards = members.into_iter().zip(slots).filter_map(|((member, address), slots)| {
+            let primary = Address::parse_tcp(&address).filter(|_| !slots.is_empty())?;
             Some(Shard { id: name_of(member), primary, replicas: Vec::new(), slots })
         });
         Topology::of_shards(shards.collect())
@@ -328,13 +328,18 @@ fn owner_of(owners: &[Option<MemberId>], slot: Slot) -> Option<MemberId> {
     owners.get(partition_of(slot, partitions) as usize).copied().flatten()
 }
 
-/// Slots that follow each other and have one owner, with that owner. A member has few such runs, of many
-/// slots each: what is looked up once a run costs little.
-fn runs(owners: &[Option<MemberId>]) -> Vec<(Vec<Slot>, MemberId)> {
-    let slots: Vec<Slot> = Slot::all().collect();
-    let owner = |slot: &Slot| owner_of(owners, *slot);
-    let runs = slots.chunk_by(|one, next| owner(one) == owner(next));
-    runs.filter_map(|run| Some((run.to_vec(), owner(run.first()?)?))).collect()
+/// Where members are in a list that is sorted by them. Neighbouring slots mostly have one owner, so the last
+/// answer is remembered.
+fn places(members: Vec<MemberId>) -> impl FnMut(MemberId) -> Option<usize> {
+    let mut last = None;
+    move |member| match last {
+        Some((known, place)) if known == member => place,
+        _ => {
+            let place = members.binary_search(&member).ok();
+            last = Some((member, place));
+            place
+        }
+    }
 }
 
 /// A name as nodes of clusters have it.
@@ -376,18 +381,11 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_of_one_owner_each_and_leave_out_what_nobody_owns() {
-        let (one, other) = (Some(MemberId(1)), Some(MemberId(2)));
-        let owners = [one, one, None, other, one];
-        let runs = runs(&owners);
-        let of: Vec<MemberId> = runs.iter().map(|(_, owner)| *owner).collect();
-        assert_eq!(of, [MemberId(1), MemberId(2), MemberId(1)]);
-        for (slots, owner) in &runs {
-            assert!(slots.iter().all(|slot| owner_of(&owners, *slot) == Some(*owner)));
-        }
-        let without = Slot::all().filter(|slot| owner_of(&owners, *slot).is_none()).count();
-        let total: usize = runs.iter().map(|(slots, _)| slots.len()).sum();
-        assert_eq!(total + without, usize::from(Slot::COUNT));
+    fn members_are_found_in_any_order_and_strangers_are_not() {
+        let mut place_of = places(vec![MemberId(1), MemberId(4), MemberId(9)]);
+        let asked = [9, 9, 1, 4, 5, 5, 4, 1].map(MemberId);
+        let found = asked.map(&mut place_of);
+        assert_eq!(found, [Some(2), Some(2), Some(0), Some(1), None, None, Some(1), Some(0)]);
     }
 
     #[test]

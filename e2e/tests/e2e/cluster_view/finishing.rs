@@ -24,7 +24,7 @@ whimbrel_lab::for_each_engine! {
 
 /// Clients, and the keys that each deletes.
 const CLIENTS: usize = 4;
-const DELETED: usize = 250;
+const DELETED: usize = 400;
 
 /// A repair that has written all keys of a half-moved slot to the target, and removed none at the source.
 struct Scene {

@@ -31,10 +31,23 @@ fn what_a_killed_member_had_is_served_at_once() {
 /// Each time another one of three coordinators has died before, among them the one that leads.
 #[test]
 fn what_a_killed_member_had_is_served_whichever_coordinator_leads() {
+    // Fewer partitions than usual: etcd has to write down each that goes to another member.
+    whichever_leads(4_096);
+}
+
+mod matrix {
+    #[test]
+    fn what_a_killed_member_had_is_served_whichever_coordinator_leads() {
+        super::whichever_leads(16_384);
+    }
+}
+
+#[track_caller]
+fn whichever_leads(partitions: u64) {
     let backend = server(Engine::Valkey91);
-    // Fewer than usual: etcd has to write down each that goes to another member.
-    let more = [&STAND_BY[..], &["--reign", "2s", "--partitions", "4096"]].concat();
-    is_served_at_once(&backend, Fleet::start_on_etcd(&backend.addr(), 3, &more), 4_096);
+    let number = partitions.to_string();
+    let more = [&STAND_BY[..], &["--reign", "2s", "--partitions", &number]].concat();
+    is_served_at_once(&backend, Fleet::start_on_etcd(&backend.addr(), 3, &more), partitions);
 }
 
 #[track_caller]
