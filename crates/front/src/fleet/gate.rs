@@ -173,9 +173,7 @@ impl Gate {
         all.retain(|(other, address)| *other != member && !address.is_empty());
         all.push((member, self.own.to_string().into()));
         all.sort();
-        let shown =
-            all.iter().filter_map(|(id, address)| Some((*id, group(*id, address, self.face.is_tls())?)));
-        let (members, groups): (Vec<MemberId>, Vec<Group>) = shown.unzip();
+        let (members, groups) = groups(&all, self.face.is_tls());
         let (owners, mut place_of) = (self.view.owners(), places(members));
         let owner_of = |slot| owner_of(&owners, slot).and_then(&mut place_of);
         Some(Table::new(name_of(member).parse().ok()?, groups, owner_of))
@@ -347,6 +345,11 @@ fn name_of(member: MemberId) -> String {
     format!("{NAME}{:08x}", member.0)
 }
 
+/// The members whose addresses can be shown, and how each is: at the same places in both.
+fn groups(all: &[(MemberId, Arc<str>)], is_tls: bool) -> (Vec<MemberId>, Vec<Group>) {
+    all.iter().filter_map(|(id, address)| Some((*id, group(*id, address, is_tls)?))).unzip()
+}
+
 fn group(member: MemberId, address: &str, is_tls: bool) -> Option<Group> {
     let id: NodeId = name_of(member).parse().ok()?;
     let Address::Tcp(host, port) = Address::parse_tcp(address)? else { return None };
@@ -378,6 +381,15 @@ mod tests {
             known.dedup();
             assert_eq!(known, (0..partitions).collect::<Vec<_>>(), "{partitions}");
         }
+    }
+
+    #[test]
+    fn a_member_that_cannot_be_shown_shifts_no_other() {
+        let all = [(1, "127.0.0.1:7001"), (2, "nowhere"), (3, "127.0.0.1:7003")];
+        let (members, groups) = groups(&all.map(|(id, address)| (MemberId(id), Arc::from(address))), false);
+        assert_eq!(members, [MemberId(1), MemberId(3)]);
+        let ports: Vec<_> = groups.iter().map(|group| group.primary.port).collect();
+        assert_eq!(ports, [Some(7_001), Some(7_003)]);
     }
 
     #[test]
