@@ -24,8 +24,8 @@ const LOOK_WITHIN: Duration = Duration::from_secs(15);
 /// How long it may take to find out what a repair would do: keys are looked at.
 const REPAIR_WITHIN: Duration = Duration::from_secs(120);
 
-/// How often it is looked whether the nodes agree before a repair is planned.
-const LOOKS: usize = 3;
+/// How long nodes may take to agree before a repair is planned.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A move of slots that a process carries out now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -197,7 +197,7 @@ fn note_silence(value: &mut Value, findings: &[Finding], before: Option<&Value>,
 /// Where the nodes do not answer, or not in time.
 pub async fn repair(mover: &Mover) -> Result<Value> {
     let planned = async {
-        let survey = round::settled_survey(&mover.deployment, LOOKS).await?;
+        let survey = round::settled_survey(&mover.deployment, PATIENCE).await?;
         let plan = round::plan(&mover.deployment, &survey, None, &CancellationToken::new()).await?;
         let findings = survey.findings();
         Ok::<_, Error>(json!({

@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_control::repair::instruction::{self, Instruction};
 use whimbrel_control::repair::keys::Tally;
 use whimbrel_control::repair::round::{
-    self, LOOKS_AFTER, LOOKS_BEFORE, announce, refuse_if_busy, remaining, settled_survey,
+    self, PATIENCE_AFTER, PATIENCE_BEFORE, announce, refuse_if_busy, remaining, settled_survey,
 };
 use whimbrel_control::repair::run::Repairer;
 use whimbrel_control::store::Store;
@@ -45,7 +45,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
         Strays::Move => Some(Fate::Move),
         Strays::Discard => Some(Fate::Discard),
     };
-    let survey = settled_survey(&deployment, LOOKS_BEFORE).await?;
+    let survey = settled_survey(&deployment, PATIENCE_BEFORE).await?;
     let plan = round::plan(&deployment, &survey, strays, stop).await?;
     let findings = survey.findings();
     // A folder that cannot be read keeps no user from repairing: no job is named then.
@@ -84,7 +84,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
         if stop.is_cancelled() {
             return Ok(Exit::Stopped);
         }
-        survey = settled_survey(&deployment, LOOKS_AFTER).await?;
+        survey = settled_survey(&deployment, PATIENCE_AFTER).await?;
         refuse_if_busy(&deployment, &survey, &own_name)?;
         plan = round::plan(&deployment, &survey, strays, stop).await?;
         if plan.actions.is_empty() || total.stuck > 0 {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::repair::decide;
 use whimbrel_core::repair::plan::{Action, Change, Fate, Plan, Why};
@@ -9,43 +10,51 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_engine::nodes::{Finding, Survey};
+use whimbrel_engine::nodes::{Counted, Finding, Survey, SurveyOptions};
 
 use super::run::Repairer;
 use crate::store::Entry;
 
-/// Views of nodes differ for a moment after every change. Only what still differs after N looks counts:
-/// before anything is done, and after it, when nodes that found the cluster down take up to five seconds to
-/// come back.
-pub const LOOKS_BEFORE: usize = 10;
-/// Likewise, after it.
-pub const LOOKS_AFTER: usize = 40;
+/// Views of nodes differ for a moment after every change. Only what still differs after this time counts
+/// before anything is done.
+pub const PATIENCE_BEFORE: Duration = Duration::from_secs(5);
+/// Likewise, after it: nodes that found the cluster down take up to five seconds to come back, and longer on
+/// a busy machine.
+pub const PATIENCE_AFTER: Duration = Duration::from_secs(25);
 const LOOK_PAUSE: Duration = Duration::from_millis(300);
 
-/// A survey without problems that may pass by themselves, or do not pass for a while.
+/// A survey without problems that may pass by themselves, or one that is taken when they have not passed for
+/// so long.
 ///
 /// # Errors
 /// As [`Survey::take`].
-pub async fn settled_survey(deployment: &Deployment, looks_max: usize) -> Result<Survey> {
+pub async fn settled_survey(deployment: &Deployment, patience: Duration) -> Result<Survey> {
+    // To count keys takes a command for each slot. They are counted again once the views agree.
+    let views_only = SurveyOptions { counts: Counted::Nothing, activity: false };
     let mut survey = Survey::take(deployment).await?;
-    for _ in 1..looks_max {
-        let findings = survey.findings();
-        // What does not answer will not soon, and the cluster may well be down because of it.
-        let lost = findings.iter().any(|f| matches!(f, Finding::Unreachable { .. }));
-        let may_pass = findings.iter().any(|f| match f {
-            Finding::Disagreement { .. } | Finding::Unowned { .. } | Finding::EpochCollision { .. } => true,
-            // A migration of the server's own may just have ended.
-            Finding::HiddenKeys { .. } => true,
-            Finding::ClusterDown { .. } | Finding::Failing { .. } | Finding::ReplicaLinkDown { .. } => !lost,
-            _ => false,
-        });
-        if !may_pass {
-            break;
-        }
+    let deadline = Instant::now() + patience;
+    while may_pass(&survey) && Instant::now() < deadline {
         tokio::time::sleep(LOOK_PAUSE).await;
+        while may_pass(&Survey::take_with(deployment, views_only).await?) && Instant::now() < deadline {
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
         survey = Survey::take(deployment).await?;
     }
     Ok(survey)
+}
+
+/// Whether some of its problems may pass by themselves.
+fn may_pass(survey: &Survey) -> bool {
+    let findings = survey.findings();
+    // What does not answer will not soon, and the cluster may well be down because of it.
+    let lost = findings.iter().any(|f| matches!(f, Finding::Unreachable { .. }));
+    findings.iter().any(|f| match f {
+        Finding::Disagreement { .. } | Finding::Unowned { .. } | Finding::EpochCollision { .. } => true,
+        // A migration of the server's own may just have ended.
+        Finding::HiddenKeys { .. } => true,
+        Finding::ClusterDown { .. } | Finding::Failing { .. } | Finding::ReplicaLinkDown { .. } => !lost,
+        _ => false,
+    })
 }
 
 /// Decides, and looks at the keys in question to decide what becomes of them, unless `strays` says it.
