@@ -4,7 +4,11 @@ use serde_json::Value;
 use whimbrel_lab::{Engine, Server};
 
 use crate::binary::{Invocation, Output, Running};
+use crate::dataset::write_strings;
 use crate::syncing::{PATIENCE, deployment, fill};
+
+/// Strings at the source. Jobs have to last while tests start many processes on a busy machine.
+const KEYS: usize = 20_000;
 
 /// A source with keys, a target, and a folder for jobs.
 pub struct Slow {
@@ -24,6 +28,7 @@ impl Slow {
         let source = Server::builder(Engine::Redis70).start().expect("the source starts");
         let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
         fill(&deployment(source.addr()));
+        write_strings(&deployment(source.addr()), KEYS).expect("the source takes the data");
         Slow { source, target, folder: tempfile::tempdir().expect("a folder") }
     }
 

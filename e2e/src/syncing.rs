@@ -17,7 +17,7 @@ use crate::deployment::Deployment;
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Keys that nobody writes to while the sync runs.
-pub const KEYS: usize = 20_000;
+pub const KEYS: usize = 8_000;
 
 /// A deployment whose servers answer.
 pub fn deployment(addr: impl std::fmt::Display) -> Deployment {

@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const REST_MIN: Duration = Duration::from_millis(20);
 
 /// The longest.
-const REST_MAX: Duration = Duration::from_millis(250);
+const REST_MAX: Duration = Duration::from_millis(700);
 
 /// It rests this many times as long as the check took. Many checks start a process, or ask each node of a
 /// cluster: they would take the processors that what they wait for needs.

@@ -1,5 +1,6 @@
 //! Slots of a cluster, by code that is not the product's.
 
+use crc16::{State, XMODEM};
 use whimbrel_lab::SLOTS;
 
 /// The slot of a key: CRC-16/XMODEM of its hash tag, or of all of it.
@@ -9,14 +10,7 @@ pub fn slot_of(key: &[u8]) -> u16 {
         let close = rest.iter().position(|&byte| byte == b'}')?;
         (close > 0).then(|| &rest[..close])
     });
-    let mut crc: u16 = 0;
-    for &byte in tag.unwrap_or(key) {
-        crc ^= u16::from(byte) << 8;
-        for _ in 0..8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
-        }
-    }
-    crc % SLOTS
+    State::<XMODEM>::calculate(tag.unwrap_or(key)) % SLOTS
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ pub enum Scale {
     Tiny,
     /// About 5,000 keys.
     Small,
+    /// About 5,000 keys, and a list, set, sorted set and hash of 200,000 elements each and a stream of 40,000
+    /// entries.
+    Medium,
     /// About 50,000 keys, and a list, set, sorted set and hash of 1,000,000 elements each and a stream
     /// of 200,000 entries.
     Large,
@@ -29,8 +32,17 @@ impl Scale {
     fn keys(self) -> u64 {
         match self {
             Self::Tiny => 450,
-            Self::Small => 4_500,
+            Self::Small | Self::Medium => 4_500,
             Self::Large => 50_000,
+        }
+    }
+
+    /// Elements of each very large collection; none without these.
+    fn elements(self) -> Option<u64> {
+        match self {
+            Self::Tiny | Self::Small => None,
+            Self::Medium => Some(200_000),
+            Self::Large => Some(1_000_000),
         }
     }
 }
@@ -125,8 +137,8 @@ impl Dataset {
             };
             if position == 0 {
                 shapes.write_all()?;
-                if self.scale == Scale::Large {
-                    shapes.write_millions()?;
+                if let Some(elements) = self.scale.elements() {
+                    shapes.write_large(elements)?;
                 }
                 shapes.fill_up_to(self.scale.keys())?;
             } else {

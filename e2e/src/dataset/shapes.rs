@@ -11,12 +11,10 @@ const FAR_MS: i64 = 4_000_000_000_123;
 const BEYOND_DOUBLE_MS: i64 = 9_007_199_254_740_993;
 const HOUR_MS: i64 = 3_600_000;
 
-/// Elements in each of the very large collections.
-const MILLION: u64 = 1_000_000;
-/// Elements written by one command there.
+/// Elements of the very large collections that are written by one command.
 const ELEMENTS_PER_COMMAND: u64 = 1_000;
-/// Entries of the very large stream.
-const STREAM_ENTRIES: u64 = 200_000;
+/// The large stream has one entry for this many elements of the other large collections.
+const ELEMENTS_PER_ENTRY: u64 = 5;
 
 /// Scores that formatting or arithmetic on the way would change.
 const SCORES: [&str; 18] = [
@@ -66,21 +64,21 @@ impl Shapes<'_> {
     }
 
     /// The collections whose size alone is the difficulty.
-    pub(crate) fn write_millions(&mut self) -> Result<()> {
-        for first in (0..MILLION).step_by(ELEMENTS_PER_COMMAND as usize) {
+    pub(crate) fn write_large(&mut self, count: u64) -> Result<()> {
+        for first in (0..count).step_by(ELEMENTS_PER_COMMAND as usize) {
             let numbers = first..first + ELEMENTS_PER_COMMAND;
             let elements: Vec<String> = numbers.clone().map(|number| format!("element:{number}")).collect();
-            self.pen.put("RPUSH", b"million:list", &elements)?;
-            self.pen.put("SADD", b"million:set", &elements)?;
+            self.pen.put("RPUSH", b"large:list", &elements)?;
+            self.pen.put("SADD", b"large:set", &elements)?;
             let scores: Vec<String> =
-                numbers.clone().map(|number| format!("{}.5", number * 7919 % MILLION)).collect();
+                numbers.clone().map(|number| format!("{}.5", number * 7919 % count)).collect();
             let scored = scores.iter().zip(&elements).flat_map(|(score, element)| [score, element]);
-            self.pen.put("ZADD", b"million:zset", scored)?;
+            self.pen.put("ZADD", b"large:zset", scored)?;
             let fields =
                 numbers.clone().flat_map(|number| [format!("field:{number}"), format!("value:{number}")]);
-            self.pen.put("HSET", b"million:hash", fields)?;
+            self.pen.put("HSET", b"large:hash", fields)?;
         }
-        for entry in 1..=STREAM_ENTRIES {
+        for entry in 1..=count / ELEMENTS_PER_ENTRY {
             let id = format!("{}-{}", 1_000 + entry / 3, entry % 3);
             self.pen.put("XADD", b"large:stream", [id.as_str(), "n", id.as_str(), "kind", "large"])?;
         }

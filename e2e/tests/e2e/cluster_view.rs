@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{Cmd, Connection, Value, cmd};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output};
+use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::compare::{Snapshot, diff, snapshot};
-use whimbrel_e2e::deployment::{Deployment, cluster_client, slot_of};
+use whimbrel_e2e::deployment::{Deployment, cluster_client};
 use whimbrel_e2e::permissions::{documented, give};
 use whimbrel_e2e::shards::assert_sound;
 use whimbrel_lab::{Cluster, Engine, wait_until};
@@ -99,10 +101,11 @@ fn start(engine: Engine) -> Cluster {
     Cluster::builder(engine).replicas(1).node_timeout_ms(20_000).start().expect("the cluster starts")
 }
 
-/// A key of `slot`, by a hash tag that is found by trying.
+/// A key of `slot`, by a hash tag that is found by trying, once for each slot.
 fn key(slot: u16, n: usize) -> String {
-    let tag =
-        (0..).find(|n: &u32| slot_of(n.to_string().as_bytes()) == slot).expect("numbers reach all slots");
+    static TAGS: Mutex<BTreeMap<u16, String>> = Mutex::new(BTreeMap::new());
+    let mut tags = TAGS.lock();
+    let tag = tags.entry(slot).or_insert_with(|| tags_in([slot], 1).remove(0));
     format!("{{{tag}}}:{n}")
 }
 

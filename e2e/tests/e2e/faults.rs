@@ -13,10 +13,14 @@ use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 /// Far more than any of these takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Keys besides the data set of all types. With the rate below a copy takes some seconds, so that there is a
+/// Keys besides the data set of all types. With this rate a copy takes some seconds, so that there is a
 /// middle, also on a machine that is busy with something else for a while.
-const KEYS: usize = 120_000;
-const RATE: &str = "10000";
+const KEYS: usize = 60_000;
+const RATE: &str = "5000";
+
+/// A lane reads some 2,500 keys ahead of what is written. With more lanes a shard would have been scanned in
+/// the middle of its copy.
+const LANES: &str = "2";
 
 fn deployment(addr: String) -> Deployment {
     Deployment::at(addr).expect("the servers answer")
@@ -39,8 +43,8 @@ struct Job {
 
 impl Job {
     fn new(source: &str, target: &str) -> Job {
-        let args =
-            ["copy", source, target, "--db", "0", "--json", "--rate-keys", RATE, "--retry-for", "120s"];
+        let limits = ["--rate-keys", RATE, "--lanes", LANES, "--retry-for", "120s"];
+        let args = [&["copy", source, target, "--db", "0", "--json"][..], &limits].concat();
         Job {
             args: args.iter().map(ToString::to_string).collect(),
             state: tempfile::tempdir().expect("a folder for journals"),
@@ -385,7 +389,7 @@ fn a_target_that_evicts_is_no_success() {
     let (s, source) = server(Engine::Valkey81);
     fill(&source);
     let t = Server::builder(Engine::Valkey81)
-        .arg("maxmemory", "8mb")
+        .arg("maxmemory", "4mb")
         .arg("maxmemory-policy", "allkeys-lru")
         .start()
         .expect("the server starts");

@@ -81,7 +81,8 @@ fn scanned(connection: &mut Connection) -> Vec<String> {
 fn data_moves_while_clients_write(engine: Engine) {
     let (first, second) = (cluster(engine), cluster(engine));
     let fleet = fleet_of(&first.seed(), &second.seed(), 2);
-    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 40)));
+    let load = Load { pause: Duration::from_millis(40), ..Load::on(tags_in(0..16_384, 40)) };
+    let writers = ClusterWriters::start(&fleet.addresses(), &load);
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
     fleet.command(&["join", "--backend", "second"]).expect_code(0);
     assert_eq!(

@@ -17,7 +17,7 @@ use redis::{Connection, Value};
 
 use load::*;
 use whimbrel_e2e::binary::{Invocation, whimbrel};
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_e2e::cluster_writers::ClusterWriters;
 use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::fleets::{Fleet, PATIENCE};
 use whimbrel_lab::{Cluster, Engine, Server, for_each_engine, free_port, until};
@@ -505,7 +505,7 @@ fn a_fleet_is_upgraded_one_process_at_a_time() {
     let backend = server(Engine::Valkey91);
     let mut fleet = Fleet::start_with(&older, &backend.addr(), &["--reign", "2s", "--lease", "4s"]);
     owners(&fleet);
-    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let writers = ClusterWriters::start(&fleet.addresses(), &load());
     let through = fleet.members.iter().map(|member| member.forwarding()).collect();
     let appenders = Appenders::start(through, 6, Duration::from_secs(1));
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
@@ -539,7 +539,7 @@ fn a_fourth_front_comes_and_goes() -> bool {
     let backend = server(Engine::Redis70);
     let mut fleet = Fleet::start(&backend.addr(), 3, &[]);
     owners(&fleet);
-    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let writers = ClusterWriters::start(&fleet.addresses(), &load());
     let through = fleet.members.iter().map(|member| member.forwarding()).collect();
     let appenders = Appenders::start(through, 6, PATIENCE);
     let counters: Vec<Counter> =

@@ -18,6 +18,12 @@ fn run(args: &[&str], state: &tempfile::TempDir) -> Output {
     Invocation::new(args).env("XDG_STATE_HOME", state.path()).timeout(PATIENCE).run()
 }
 
+/// Lists, sets, sorted sets, hashes and streams: one of each.
+const LARGE_COLLECTIONS: u64 = 5;
+
+/// From this size on keys move in chunks: less than the smallest of the large collections takes.
+const BIG_KEY: &str = "512KiB";
+
 /// Servers that know expiries of hash fields.
 fn holds_field_expiries(engine: Engine) -> bool {
     matches!(engine, Engine::Redis80 | Engine::Valkey91)
@@ -32,8 +38,13 @@ fn report_of(output: &Output, event: &str) -> Value {
         .unwrap_or_else(|| panic!("no {event} in {output:?}"))
 }
 
-/// One direction: copies, compares, verifies, and empties the target.
-fn copies(from: &(String, Deployment, Engine), to: &(String, Deployment, Engine), dbs: &[(i64, i64)]) {
+/// One direction: copies, compares, verifies, and empties the target. At least so many keys move in chunks.
+fn copies(
+    from: &(String, Deployment, Engine),
+    to: &(String, Deployment, Engine),
+    dbs: &[(i64, i64)],
+    chunked: u64,
+) {
     let state = tempfile::tempdir().expect("a folder for journals");
     let (source, target) = (from.0.as_str(), to.0.as_str());
     let db_flags: Vec<String> =
@@ -41,9 +52,10 @@ fn copies(from: &(String, Deployment, Engine), to: &(String, Deployment, Engine)
     let with_dbs = |args: &[&str]| -> Vec<String> {
         args.iter().map(ToString::to_string).chain(db_flags.iter().cloned()).collect()
     };
-    let args = with_dbs(&["copy", source, target, "--json", "--functions"]);
+    let args = with_dbs(&["copy", source, target, "--json", "--functions", "--big-key", BIG_KEY]);
     let output = run(&args.iter().map(String::as_str).collect::<Vec<_>>(), &state);
     let report = &report_of(&output, "report")["report"];
+    assert!(report["counts"]["big"].as_u64() >= Some(chunked), "{report}");
     let lossy = holds_field_expiries(from.2) && !holds_field_expiries(to.2);
     let failures = report["failures"].as_array().expect("a list of failures").clone();
     if lossy {
@@ -81,24 +93,24 @@ fn empty(deployment: &Deployment) {
     }
 }
 
-/// From the oldest engine to all four, and the large data set to the newest.
+/// From the oldest engine to all four, and large collections to the newest.
 fn copies_to_all(oldest: Engine) {
-    copies_from(oldest, &[Engine::Valkey91]);
+    copies_from(oldest, Scale::Medium, &[Engine::Valkey91]);
 }
 
-/// From one engine to all four, without the large data set.
+/// From one engine to all four, without large collections.
 fn small_copies_to_all(engine: Engine) {
-    copies_from(engine, &[]);
+    copies_from(engine, Scale::Small, &[]);
 }
 
-/// From one engine to all four, and the large data set to each of them.
+/// From one engine to all four, and the largest data set to each of them.
 fn large_copies_to_all(engine: Engine) {
-    copies_from(engine, &Engine::ALL);
+    copies_from(engine, Scale::Large, &Engine::ALL);
 }
 
-/// From one engine to all four. The largest data set, with collections of a million elements, goes to
-/// `large_to` as standalone servers, and to a cluster of its own kind if that is one of them.
-fn copies_from(engine: Engine, large_to: &[Engine]) {
+/// From one engine to all four. The data set with large collections goes to `large_to` as standalone servers,
+/// and to a cluster of its own kind if that is one of them.
+fn copies_from(engine: Engine, large_scale: Scale, large_to: &[Engine]) {
     let start = |engine| {
         let server = Server::builder(engine).start().expect("the server starts");
         let deployment = Deployment::at(server.addr()).expect("the server answers");
@@ -115,7 +127,6 @@ fn copies_from(engine: Engine, large_to: &[Engine]) {
     let small = (addr, deployment, engine);
     let (addr, deployment, _, _cluster) = start_cluster(engine);
     let cluster = (addr, deployment, engine);
-    let large_scale = if large_to.is_empty() { Scale::Small } else { Scale::Large };
     for (source, scale) in [(&large.1, large_scale), (&small.1, Scale::Small), (&cluster.1, Scale::Small)] {
         let data = Dataset::generate(11, scale).with_functions();
         data.write_to(source).expect("the source takes the data");
@@ -123,14 +134,16 @@ fn copies_from(engine: Engine, large_to: &[Engine]) {
     for other in Engine::ALL {
         let (addr, deployment, _, _target) = start(other);
         let target = (addr, deployment, other);
-        let to_server = if large_to.contains(&other) { &large } else { &small };
-        copies(to_server, &target, &[(0, 0), (1, 1), (9, 3)]);
-        copies(&cluster, &target, &[(0, 0)]);
+        let is_large = large_to.contains(&other);
+        let (to_server, chunked) = if is_large { (&large, LARGE_COLLECTIONS) } else { (&small, 0) };
+        copies(to_server, &target, &[(0, 0), (1, 1), (9, 3)], chunked);
+        copies(&cluster, &target, &[(0, 0)], 0);
         let (addr, deployment, _, _target) = start_cluster(other);
         let target = (addr, deployment, other);
-        let is_large = other == engine && large_to.contains(&other);
-        copies(if is_large { &large } else { &small }, &target, &[(0, 0)]);
-        copies(&cluster, &target, &[(0, 0)]);
+        let (to_cluster, chunked) =
+            if is_large && other == engine { (&large, LARGE_COLLECTIONS) } else { (&small, 0) };
+        copies(to_cluster, &target, &[(0, 0)], chunked);
+        copies(&cluster, &target, &[(0, 0)], 0);
     }
 }
 

@@ -81,7 +81,7 @@ fn a_killed_copy_goes_on(engine: Engine) {
     let from = as_user(&source, &THREE);
     let state = tempfile::tempdir().expect("a folder");
     let job = |more: &[&str]| {
-        let args = ["copy", &from, &target.addr(), "--json", "--rate-keys", "2000"];
+        let args = ["copy", &from, &target.addr(), "--json", "--rate-keys", "800", "--lanes", "1"];
         Invocation::new(&[&args[..], more].concat()).env("XDG_STATE_HOME", state.path()).spawn()
     };
     let mut copy = job(&[]);

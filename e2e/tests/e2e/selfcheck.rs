@@ -369,16 +369,16 @@ mod matrix {
         let dataset = Dataset::generate(3, Scale::Large);
         dataset.write_to(&source).unwrap();
         dataset.write_to(&target).unwrap();
-        assert_eq!(left.call(&["LLEN", "million:list"]), redis::Value::Int(1_000_000));
+        assert_eq!(left.call(&["LLEN", "large:list"]), redis::Value::Int(1_000_000));
         assert_eq!(left.call(&["XLEN", "large:stream"]), redis::Value::Int(200_000));
         assert_equal(&source, &target);
-        left.call(&["LSET", "million:list", "654321", "other"]);
-        left.call(&["SREM", "million:set", "element:654321"]);
-        left.call(&["ZADD", "million:zset", "0.25", "element:654321"]);
-        left.call(&["HSET", "million:hash", "field:654321", "other"]);
+        left.call(&["LSET", "large:list", "654321", "other"]);
+        left.call(&["SREM", "large:set", "element:654321"]);
+        left.call(&["ZADD", "large:zset", "0.25", "element:654321"]);
+        left.call(&["HSET", "large:hash", "field:654321", "other"]);
         left.call(&["XDEL", "large:stream", "1234-1"]);
         let found = diff(&snapshot(&source, 0).unwrap(), &snapshot(&target, 0).unwrap(), 0);
-        let keys = ["million:list", "million:set", "million:zset", "million:hash", "large:stream"];
+        let keys = ["large:list", "large:set", "large:zset", "large:hash", "large:stream"];
         let is_of = |line: &str, key: &str| line.starts_with(&format!("\"{key}\": "));
         for key in keys {
             assert!(found.iter().any(|line| is_of(line, key)), "{key}: {found:?}");

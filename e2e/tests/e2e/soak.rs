@@ -138,7 +138,7 @@ fn a_server_becomes_a_cluster() {
     fill(&deployment(source.primary.addr()));
     let writers = writers(&[source.for_clients.addr()], "one");
     let job = Sync::new(&source.for_whimbrel.addr(), &target.seed(), &["--db", "0"]);
-    let sync = job.start(&["--rate-keys", "20000"]);
+    let sync = job.start(&["--rate-keys", "4000"]);
     let service = std::cell::RefCell::new(&mut source);
     let sync = endure(
         &job,
@@ -169,7 +169,7 @@ fn a_cluster_becomes_a_cluster() {
     fill(&deployment(source.seed()));
     let writers = writers(&shards::addresses(&source), "two");
     let (proxies, job) = by_links(&source, &target.seed());
-    let sync = job.start(&["--rate-keys", "20000"]);
+    let sync = job.start(&["--rate-keys", "4000"]);
     let sync = endure(
         &job,
         sync,
@@ -190,7 +190,7 @@ fn a_cluster_becomes_a_server() {
     fill(&from);
     let writers = writers(&shards::addresses(&source), "three");
     let (proxies, job) = by_links(&source, &target.for_whimbrel.addr());
-    let sync = job.start(&["--rate-keys", "20000"]);
+    let sync = job.start(&["--rate-keys", "4000"]);
     let sync = endure(
         &job,
         sync,

@@ -38,7 +38,7 @@ fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     let proxy = Proxy::start(&source.addr()).expect("a proxy");
     let writers = writers(&[source.addr()], "one");
     let job = Sync::new(&proxy.addr(), &target.seed(), &[&["--db", "0"][..], &PATIENT].concat());
-    let mut sync = job.start(&["--rate-keys", "20000"]);
+    let mut sync = job.start(&["--rate-keys", "2000", "--lanes", "1"]);
     // In the middle of the snapshot.
     wait_until("keys arrive", || target.total_keys().is_ok_and(|keys| keys > 0));
     sync.kill9();
@@ -233,7 +233,7 @@ fn what_was_missed_is_found() {
     // Only what differs is transferred.
     let count = |name: &str| report["counts"][name].as_u64().expect("a counter");
     assert!(count("compared") >= KEYS as u64, "{report}");
-    assert!(count("written") < KEYS as u64 / 4, "{report}");
+    assert!(count("written") < KEYS as u64 / 2, "{report}");
 }
 
 /// Slots leave a primary, and keys with a time to live are deleted there, while nobody follows.

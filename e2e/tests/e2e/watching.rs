@@ -14,7 +14,7 @@ use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::http::Ask;
 use whimbrel_e2e::resharding::Scene;
 use whimbrel_e2e::slow_jobs::{Slow, jobs, listed};
-use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, stop, wait_until_following};
+use whimbrel_e2e::syncing::{KEYS, PATIENCE, Sync, deployment, fill, stop, wait_until_following};
 use whimbrel_e2e::terminal::Terminal;
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
@@ -66,7 +66,7 @@ fn a_sync_shows_itself() {
     let job = Sync::new(&through, &target.addr(), &["--http", "127.0.0.1:0"]);
     let log = [("WHIMBREL_LOG", "info"), ("WHIMBREL_LOG_FORMAT", "json")];
     // Slow enough to be asked while the snapshot is taken.
-    let mut sync = job.start_with(&["--rate-keys", "2000"], &log);
+    let mut sync = job.start_with(&["--rate-keys", "800"], &log);
     let at = http_of(&sync);
     // It says where it can be asked before it has looked at the servers.
     let deadline = Instant::now() + PATIENCE;
@@ -91,7 +91,7 @@ fn a_sync_shows_itself() {
     }
     let (status, metrics) = get(&at, "/metrics");
     assert!(status.contains("200") && metrics.trim_end().ends_with("# EOF"), "{status}: {metrics}");
-    assert!(metric(&metrics, "whimbrel_sync_keys_written_total ") >= 20_000.0, "{metrics}");
+    assert!(metric(&metrics, "whimbrel_sync_keys_written_total ") >= KEYS as f64, "{metrics}");
     assert_eq!(metric(&metrics, "whimbrel_sync_phase{phase=\"following\"} "), 1.0);
     assert!(get_as(&at, "/status", "evil.example").0.contains(" 421 "), "a name that was made to lead here");
     // Without an estimate where a busy machine has kept a server from answering for a while.

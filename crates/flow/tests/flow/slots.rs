@@ -43,6 +43,9 @@ whimbrel_lab::for_each_engine! {
 /// From this size on a value moves in chunks here, so that a few thousand elements are enough.
 const BIG_KEY_BYTES: u64 = 64 << 10;
 
+/// A client rests this long between two turns. It leaves the processors to what is tested.
+const WRITERS_PAUSE: Duration = Duration::from_millis(3);
+
 /// The slots that move: the first hundred of the first primary.
 fn moving_slots() -> SlotSet {
     let slot = |n| Slot::new(n).expect("a slot");
@@ -141,6 +144,7 @@ impl Scene {
                         }
                         writes += 1;
                         written.fetch_add(1, Ordering::Relaxed);
+                        std::thread::sleep(WRITERS_PAUSE);
                     }
                 })
             })

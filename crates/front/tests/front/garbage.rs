@@ -10,9 +10,9 @@ use whimbrel_lab::{Engine, Server};
 use crate::common::{Client, Random, Served, command, in_own_process, resident_bytes};
 
 /// Connections that send nonsense.
-const BAD_INPUTS: u64 = 50_000;
+const BAD_INPUTS: u64 = 24_000;
 
-const GROWTH_BYTES_MAX: u64 = 48 << 20;
+const GROWTH_BYTES_MAX: u64 = 24 << 20;
 
 /// Something that looks like requests, and is not quite.
 fn nonsense(random: &mut Random) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Connection;
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_e2e::cluster_writers::ClusterWriters;
 use whimbrel_e2e::fleets::{Fleet, connect};
 use whimbrel_lab::{Cluster, Engine, Proxy, until};
 
@@ -63,7 +63,7 @@ const WISHES: [&[&str]; 5] = [
 const PROBE_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Without it the probes would take the processors that the fleet needs.
-const BETWEEN_PROBES: Duration = Duration::from_millis(20);
+const BETWEEN_PROBES: Duration = Duration::from_millis(100);
 
 /// The time from now until somebody among these has answered for each list.
 #[track_caller]
@@ -236,7 +236,7 @@ fn links_of(fleet: &Fleet, of_member: bool, member: usize, coordinator: usize) -
 fn nothing_is_lost(mut fleet: Fleet, lasts: Duration, moves: bool) {
     owners(&fleet);
     let through: Vec<String> = fleet.members.iter().map(|member| member.forwarding()).collect();
-    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let writers = ClusterWriters::start(&fleet.addresses(), &load());
     let appenders = Appenders::start(through, 16, Duration::from_secs(1));
     let waits = disturb(&mut fleet, &appenders, lasts, moves);
     for member in 0..3 {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use whimbrel_e2e::cluster_writers::{Load, tags_in};
 use whimbrel_e2e::fleets::connect;
 use whimbrel_lab::until;
 
@@ -37,7 +38,12 @@ pub(super) const LISTS: usize = 40;
 
 /// Between two requests of a client. Without it they would take the processors that the fleet needs, and the
 /// tests beside this one.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(40);
+
+/// What clients that know clusters do meanwhile.
+pub(super) fn load() -> Load {
+    Load { pause: PAUSE, ..Load::on(tags_in(0..16_384, 200)) }
+}
 
 impl Appenders {
     /// `through` are addresses, of which each client uses one after another: the next where no answer comes

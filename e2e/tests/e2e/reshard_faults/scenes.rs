@@ -14,7 +14,7 @@ pub(super) const MOVING: std::ops::RangeInclusive<u16> = 0..=599;
 pub(super) const MOVING_TEXT: &str = "0-599";
 
 /// Keys in the moving slots besides those of the writers, so that there is something to copy.
-const KEYS: usize = 4_000;
+const KEYS: usize = 2_000;
 
 /// Two shards that pass the moving slots to and fro; each has a replica.
 pub(super) fn scene(engine: Engine) -> Scene {

@@ -55,7 +55,7 @@ fn writers_are_kept_out_after_the_cutover() {
         let mut app = app.get_connection().expect("the source answers");
         redis::cmd("SET").arg("before").arg(1).exec(&mut app).expect("written");
         let planned = job.cutover(&["--fence", fence, "--max-pause", "20s", "--dry-run"]).expect_code(0);
-        // No pause of a millisecond compares twenty thousand keys.
+        // No pause of a millisecond compares thousands of keys.
         let too_short = ["--fence", fence, "--compare", "full", "--max-pause", "1ms"];
         job.cutover(&[&too_short[..], &["--dry-run"]].concat()).expect_code(4);
         assert_eq!(report(&planned)["report"]["dry_run"], true, "{planned:#?}");
@@ -63,7 +63,7 @@ fn writers_are_kept_out_after_the_cutover() {
         // A pause that is too short for anything is given up, and nobody is held any more.
         job.cutover(&too_short).expect_code(4);
         redis::cmd("SET").arg("before").arg(3).exec(&mut app).expect("everything is as before");
-        // One key of twenty thousand that differs is found when all are compared.
+        // One key of thousands that differs is found when all are compared.
         target.call(&["SET", "plain:77", "not what it should be"]);
         let refused =
             job.cutover(&["--fence", fence, "--compare", "full", "--max-pause", "20s"]).expect_code(4);
