@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -58,6 +59,10 @@ pub(crate) const NOT_AT_ONCE: &str = "these are all slots of the source, and the
 
 /// Result of an effect: what it brings, or why it was not done.
 type Done = std::result::Result<Detail, Trouble>;
+
+/// An effect that is being carried out. The largest are boxed: the futures of jobs, which wait for them,
+/// would be as large.
+type Doing<'a> = BoxFuture<'a, Done>;
 
 /// Why an effect was not done.
 enum Trouble {
@@ -226,37 +231,40 @@ impl Executor {
     }
 
     /// Does what is asked for.
-    pub(crate) async fn execute(&mut self, effect: &Effect) -> Outcome {
-        let between = (effect.source.clone(), effect.target.clone());
-        if self.between.as_ref() != Some(&between) {
-            // Another node leads the shard now: nothing that was open is of use.
-            self.feed = None;
-            self.forget_links();
-            self.between = Some(between);
-        }
-        let done = self.perform(effect).await;
-        if let Some(handover) = &self.handover {
-            self.sheltered = handover.sheltered().cloned().collect();
-        }
-        let trouble = match done {
-            Ok(detail) => return Outcome::Done(detail),
-            Err(trouble) => trouble,
-        };
-        let changes_owners =
-            matches!(effect.action, Action::Fence | Action::TakeOver { .. } | Action::GiveBack);
-        match trouble {
-            Trouble::Reason(reason) => Outcome::Refused(reason),
-            Trouble::Error(e) => {
-                tracing::info!(action = effect.action.name(), error = %e, "an effect was not carried out");
-                if e.is_link() {
-                    self.forget_links();
-                }
-                if changes_owners && e.server().is_none() {
-                    return Outcome::Unknown { message: e.to_string() };
-                }
-                Outcome::Refused(self.reason_of(&e).await)
+    pub(crate) fn execute<'a>(&'a mut self, effect: &'a Effect) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let between = (effect.source.clone(), effect.target.clone());
+            if self.between.as_ref() != Some(&between) {
+                // Another node leads the shard now: nothing that was open is of use.
+                self.feed = None;
+                self.forget_links();
+                self.between = Some(between);
             }
-        }
+            let done = self.perform(effect).await;
+            if let Some(handover) = &self.handover {
+                self.sheltered = handover.sheltered().cloned().collect();
+            }
+            let trouble = match done {
+                Ok(detail) => return Outcome::Done(detail),
+                Err(trouble) => trouble,
+            };
+            let changes_owners =
+                matches!(effect.action, Action::Fence | Action::TakeOver { .. } | Action::GiveBack);
+            match trouble {
+                Trouble::Reason(reason) => Outcome::Refused(reason),
+                Trouble::Error(e) => {
+                    let action = effect.action.name();
+                    tracing::info!(action, error = %e, "an effect was not carried out");
+                    if e.is_link() {
+                        self.forget_links();
+                    }
+                    if changes_owners && e.server().is_none() {
+                        return Outcome::Unknown { message: e.to_string() };
+                    }
+                    Outcome::Refused(self.reason_of(&e).await)
+                }
+            }
+        })
     }
 
     /// Closes the connections; the feed stays, since it repairs its own.
@@ -393,31 +401,35 @@ impl Executor {
         Ok(())
     }
 
-    async fn attach(&mut self, slots: &SlotSet) -> Done {
-        match self.feed.take().filter(|feed| feed.failure().is_none()) {
-            Some(feed) => {
-                feed.watch(slots.clone());
-                feed.touched().take_flushed();
-                self.feed = Some(feed);
+    fn attach<'a>(&'a mut self, slots: &'a SlotSet) -> Doing<'a> {
+        Box::pin(async move {
+            match self.feed.take().filter(|feed| feed.failure().is_none()) {
+                Some(feed) => {
+                    feed.watch(slots.clone());
+                    feed.touched().take_flushed();
+                    self.feed = Some(feed);
+                }
+                None => {
+                    let address = self.handover().await?.source_address().clone();
+                    let options = FeedOptions {
+                        limits: TouchedLimits {
+                            bytes_max: self.options.touched_bytes,
+                            elements_max: TOUCHED_ELEMENTS_MAX,
+                        },
+                        attach_timeout_ms: FeedOptions::default()
+                            .attach_timeout_ms
+                            .min(self.options.stall_ms),
+                        ..FeedOptions::default()
+                    };
+                    self.feed = Some(self.attach_feed(&address, slots, options).await?);
+                }
             }
-            None => {
-                let address = self.handover().await?.source_address().clone();
-                let options = FeedOptions {
-                    limits: TouchedLimits {
-                        bytes_max: self.options.touched_bytes,
-                        elements_max: TOUCHED_ELEMENTS_MAX,
-                    },
-                    attach_timeout_ms: FeedOptions::default().attach_timeout_ms.min(self.options.stall_ms),
-                    ..FeedOptions::default()
-                };
-                self.feed = Some(self.attach_feed(&address, slots, options).await?);
+            // Not before: the feed reports what is loaded from here on.
+            if !self.functions_shared {
+                self.share_functions().await?;
             }
-        }
-        // Not before: the feed reports what is loaded from here on.
-        if !self.functions_shared {
-            self.share_functions().await?;
-        }
-        Ok(Detail::Nothing)
+            Ok(Detail::Nothing)
+        })
     }
 
     async fn snapshot(&mut self, slots: &SlotSet) -> Done {
@@ -466,102 +478,110 @@ impl Executor {
         }
     }
 
-    async fn catch_up(&mut self, slots: &SlotSet, brake_percent: u8) -> Done {
-        let touched = self.feed()?.touched();
-        let (keys, bytes) = self.moved();
-        let started = Instant::now();
-        self.handover().await?;
-        if self.mover.is_none() {
-            return Err(because(Why::Transient, "it is not known any more which keys have to move again"));
-        }
-        let (Some(mover), Some(handover)) = (&mut self.mover, &mut self.handover) else {
-            return Err(no_nodes().into());
-        };
-        let mut repeated = 0;
-        let caught_up = if brake_percent == 0 {
-            mover.catch_up(&touched).await.map(|round| repeated += round.moved)
-        } else {
-            let rounds = async {
-                while started.elapsed() < BRAKED_ROUND {
-                    let round = mover.catch_up(&touched).await?;
-                    repeated += round.moved;
-                    if round.moved == 0 {
-                        break;
-                    }
-                }
-                Ok(())
+    fn catch_up<'a>(&'a mut self, slots: &'a SlotSet, brake_percent: u8) -> Doing<'a> {
+        Box::pin(async move {
+            let touched = self.feed()?.touched();
+            let (keys, bytes) = self.moved();
+            let started = Instant::now();
+            self.handover().await?;
+            if self.mover.is_none() {
+                return Err(because(
+                    Why::Transient,
+                    "it is not known any more which keys have to move again",
+                ));
+            }
+            let (Some(mover), Some(handover)) = (&mut self.mover, &mut self.handover) else {
+                return Err(no_nodes().into());
             };
-            let (longest_ms, enough) = (self.rules.max_pause_ms, CancellationToken::new());
-            let brake = slow_writers(handover, brake_percent, longest_ms, &self.progress, &enough);
-            beside_brake(rounds, brake, &enough).await
-        };
-        if let Err(e) = caught_up {
-            self.mover = None;
-            return Err(e.into());
-        }
-        self.update_rate(repeated, started.elapsed());
-        let max_pause_ms = self.rules.max_pause_ms;
-        let mover = self.mover().await?;
-        if let Some(unstable) = mover.unstable().filter(|o| o.read_ms > max_pause_ms) {
-            let message = format!(
-                "{} {} changes whenever it is read, and a read takes {} ms, more than the longest \
+            let mut repeated = 0;
+            let caught_up = if brake_percent == 0 {
+                mover.catch_up(&touched).await.map(|round| repeated += round.moved)
+            } else {
+                let rounds = async {
+                    while started.elapsed() < BRAKED_ROUND {
+                        let round = mover.catch_up(&touched).await?;
+                        repeated += round.moved;
+                        if round.moved == 0 {
+                            break;
+                        }
+                    }
+                    Ok(())
+                };
+                let (longest_ms, enough) = (self.rules.max_pause_ms, CancellationToken::new());
+                let brake = slow_writers(handover, brake_percent, longest_ms, &self.progress, &enough);
+                beside_brake(rounds, brake, &enough).await
+            };
+            if let Err(e) = caught_up {
+                self.mover = None;
+                return Err(e.into());
+            }
+            self.update_rate(repeated, started.elapsed());
+            let max_pause_ms = self.rules.max_pause_ms;
+            let mover = self.mover().await?;
+            if let Some(unstable) = mover.unstable().filter(|o| o.read_ms > max_pause_ms) {
+                let message = format!(
+                    "{} {} changes whenever it is read, and a read takes {} ms, more than the longest \
                  pause of {} ms; stop its writers for a while, or allow a longer pause",
-                unstable.kind, unstable.key, unstable.read_ms, max_pause_ms
-            );
-            return Err(because(Why::TooLarge, message));
-        }
-        let changing_ms = mover.unstable().map_or(0, |o| o.read_ms);
-        let left = (touched.len() + mover.changing()) as u64;
-        if self.rules.verify == Verify::Full && !self.compared_ahead {
-            self.mover().await?.compare_ahead(slots).await?;
-            self.compared_ahead = true;
-        }
-        self.progress.touched.store(left, Ordering::Relaxed);
-        let (keys_now, bytes_now) = self.moved();
-        let drain_ms = self.need.with_keys_ms(left, self.keys_per_s);
-        Ok(Detail::CaughtUp {
-            keys: keys_now - keys,
-            bytes: bytes_now - bytes,
-            left,
-            drain_ms: drain_ms + changing_ms,
-            fixed_ms: if left > 0 { self.need.beside_writers_ms() } else { self.need.least_ms },
-            pause_ms: self.need.least_ms,
+                    unstable.kind, unstable.key, unstable.read_ms, max_pause_ms
+                );
+                return Err(because(Why::TooLarge, message));
+            }
+            let changing_ms = mover.unstable().map_or(0, |o| o.read_ms);
+            let left = (touched.len() + mover.changing()) as u64;
+            if self.rules.verify == Verify::Full && !self.compared_ahead {
+                self.mover().await?.compare_ahead(slots).await?;
+                self.compared_ahead = true;
+            }
+            self.progress.touched.store(left, Ordering::Relaxed);
+            let (keys_now, bytes_now) = self.moved();
+            let drain_ms = self.need.with_keys_ms(left, self.keys_per_s);
+            Ok(Detail::CaughtUp {
+                keys: keys_now - keys,
+                bytes: bytes_now - bytes,
+                left,
+                drain_ms: drain_ms + changing_ms,
+                fixed_ms: if left > 0 { self.need.beside_writers_ms() } else { self.need.least_ms },
+                pause_ms: self.need.least_ms,
+            })
         })
     }
 
-    async fn pause(&mut self, slots: &SlotSet, pause_ms: u64) -> Done {
-        self.feed()?;
-        self.wait_until_clear().await?;
-        if !self.beside_child {
-            self.beside_child = !self.handover().await?.await_children().await?;
-        }
-        let seen = self.handover().await?.inspect(slots).await?;
-        if !slots.difference(&seen.source.claims).is_empty() {
-            return Err(because(Why::OwnerChanged, "the source does not own all of the slots any more"));
-        }
-        if !seen.target.is_primary || self.staged_at.as_ref() != Some(&seen.target.process) {
-            let message = "the target restarted, or was replaced, since keys were copied to it";
-            return Err(because(Why::TargetChanged, message));
-        }
-        let compares = self.rules.verify != Verify::None;
-        let mover = self.mover().await?;
-        if compares {
-            mover.prepare_compare().await?;
-        }
-        // Before the pause: what other jobs have on their way to the target would make writers wait longer.
-        // And before the epochs are looked at: a takeover of another job would change the target's.
-        let target = self.handover().await?.target_address().clone();
-        self.gate = Some(gate_of(&target).begin().await);
-        self.handover().await?.raise_epoch().await?;
-        self.sealed_at_ms = None;
-        let handover = self.handover().await?;
-        let paused = handover.pause(pause_ms).await?;
-        // When it was sent: before that a connection may have had to be opened.
-        let started = paused.until.checked_sub(Duration::from_millis(pause_ms)).unwrap_or(paused.until);
-        let takes_over = handover.fences_by_script(&paused);
-        self.paused = Some((paused, started));
-        self.has_paused = true;
-        Ok(Detail::Paused { takes_over })
+    fn pause<'a>(&'a mut self, slots: &'a SlotSet, pause_ms: u64) -> Doing<'a> {
+        Box::pin(async move {
+            self.feed()?;
+            self.wait_until_clear().await?;
+            if !self.beside_child {
+                self.beside_child = !self.handover().await?.await_children().await?;
+            }
+            let seen = self.handover().await?.inspect(slots).await?;
+            if !slots.difference(&seen.source.claims).is_empty() {
+                return Err(because(Why::OwnerChanged, "the source does not own all of the slots any more"));
+            }
+            if !seen.target.is_primary || self.staged_at.as_ref() != Some(&seen.target.process) {
+                let message = "the target restarted, or was replaced, since keys were copied to it";
+                return Err(because(Why::TargetChanged, message));
+            }
+            let compares = self.rules.verify != Verify::None;
+            let mover = self.mover().await?;
+            if compares {
+                mover.prepare_compare().await?;
+            }
+            // Before the pause: what other jobs have on their way to the target would make writers wait
+            // longer. And before the epochs are looked at: a takeover of another job would change the
+            // target's.
+            let target = self.handover().await?.target_address().clone();
+            self.gate = Some(gate_of(&target).begin().await);
+            self.handover().await?.raise_epoch().await?;
+            self.sealed_at_ms = None;
+            let handover = self.handover().await?;
+            let paused = handover.pause(pause_ms).await?;
+            // When it was sent: before that a connection may have had to be opened.
+            let started = paused.until.checked_sub(Duration::from_millis(pause_ms)).unwrap_or(paused.until);
+            let takes_over = handover.fences_by_script(&paused);
+            self.paused = Some((paused, started));
+            self.has_paused = true;
+            Ok(Detail::Paused { takes_over })
+        })
     }
 
     fn paused(&self) -> Result<(&Paused, Instant), Trouble> {

@@ -608,23 +608,25 @@ async fn carry_out(
 }
 
 /// Runs an external job, or goes on with one; `record` is in the journal.
-async fn go_on(
+fn go_on<'a>(
     record: Record,
-    journal: &Journal,
-    deployment: &Arc<Deployment>,
-    view: &View,
-    cancel: &CancellationToken,
-) -> Result<JobReport> {
-    let fell_back = record.fell_back.clone();
-    let target = record.job.target();
-    // It may have no slots yet.
-    let at = crate::view_of(deployment).await.ok();
-    let at = at.and_then(|view| view.node(target).map(|node| node.address.clone()));
-    let written = Written::Node(target.to_string(), at);
-    let watched = Watched { deployment: deployment.clone(), written };
-    let _watching = latency::watch(&view.progress.rates, vec![watched]);
-    let report = job::run(record, journal, deployment.clone(), view, cancel.clone()).await?;
-    let notice = fell_back.iter().map(|why| format!("the servers' own migration was left: {why}"));
-    let notices = notice.chain(report.notices).collect();
-    Ok(JobReport { fell_back, notices, ..report })
+    journal: &'a Journal,
+    deployment: &'a Arc<Deployment>,
+    view: &'a View,
+    cancel: &'a CancellationToken,
+) -> BoxFuture<'a, Result<JobReport>> {
+    Box::pin(async move {
+        let fell_back = record.fell_back.clone();
+        let target = record.job.target();
+        // It may have no slots yet.
+        let at = crate::view_of(deployment).await.ok();
+        let at = at.and_then(|view| view.node(target).map(|node| node.address.clone()));
+        let written = Written::Node(target.to_string(), at);
+        let watched = Watched { deployment: deployment.clone(), written };
+        let _watching = latency::watch(&view.progress.rates, vec![watched]);
+        let report = job::run(record, journal, deployment.clone(), view, cancel.clone()).await?;
+        let notice = fell_back.iter().map(|why| format!("the servers' own migration was left: {why}"));
+        let notices = notice.chain(report.notices).collect();
+        Ok(JobReport { fell_back, notices, ..report })
+    })
 }

@@ -7,7 +7,7 @@ use whimbrel_core::migration::{Detail, Why};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_flow::slots::has_other_databases;
 
-use super::{Done, Executor, NOT_AT_ONCE, Trouble, because};
+use super::{Doing, Executor, NOT_AT_ONCE, Trouble, because};
 use crate::pause::PauseNeed;
 use crate::strangers;
 
@@ -15,83 +15,88 @@ use crate::strangers;
 const CLEAR_POLL: Duration = Duration::from_millis(100);
 
 impl Executor {
-    pub(super) async fn check(&mut self, slots: &SlotSet) -> Done {
-        let former = match (&self.members, &self.between) {
-            (Some(members), Some((_, target))) => members.target.first().filter(|f| *f != target).cloned(),
-            _ => None,
-        };
-        if let Some(former) = former
-            && self.handover().await?.may_come_back_and_take(&former).await?
-        {
-            let message = format!(
-                "the target's shard failed over, and its former primary {former} is down with slots marked \
-                 as importing: when it comes back it would take them by itself, with old keys; start again \
-                 when it is back, or after CLUSTER FORGET"
-            );
-            return Err(because(Why::Permanent, message));
-        }
-        let handover = self.handover().await?;
-        handover.check_permissions().await?;
-        self.wait_for_others().await?;
-        let seen = self.handover().await?.inspect(slots).await?;
-        if !seen.source.is_primary {
-            return Err(because(Why::SourceChanged, "the source is no primary"));
-        }
-        if !seen.target.is_primary {
-            return Err(because(Why::TargetChanged, "the target is no primary"));
-        }
-        if seen.source.claims.intersection(slots).len() != slots.len() {
-            let message = "the source does not own all of the slots any more";
-            return Err(because(Why::OwnerChanged, message));
-        }
-        let open = seen.source.open.union(&seen.target.open);
-        if !open.is_empty() {
-            let message = format!(
-                "slots {open} are marked as migrating or importing: a migration is running, or one was left \
-                    half-done; see `whimbrel repair`"
-            );
-            return Err(because(Why::Busy, message));
-        }
-        if seen.target.keys > 0 {
-            let message = format!(
-                "the target holds {} keys in slots that are not its own, left over from something; see \
-                    `whimbrel repair`",
-                seen.target.keys
-            );
-            return Err(because(Why::Busy, message));
-        }
-        let handover = self.handover().await?;
-        for address in [handover.source_address().clone(), handover.target_address().clone()] {
-            if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
+    pub(super) fn check<'a>(&'a mut self, slots: &'a SlotSet) -> Doing<'a> {
+        Box::pin(async move {
+            let former = match (&self.members, &self.between) {
+                (Some(members), Some((_, target))) => {
+                    members.target.first().filter(|f| *f != target).cloned()
+                }
+                _ => None,
+            };
+            if let Some(former) = former
+                && self.handover().await?.may_come_back_and_take(&former).await?
+            {
                 let message = format!(
-                    "{address} holds keys in another database than 0, which this method does not move: only \
-                    the servers' own migration does"
+                    "the target's shard failed over, and its former primary {former} is down with slots \
+                     marked as importing: when it comes back it would take them by itself, with old keys; \
+                     start again when it is back, or after CLUSTER FORGET"
                 );
                 return Err(because(Why::Permanent, message));
             }
-        }
-        let (verify, atomic, longest_ms) = (self.rules.verify, self.rules.atomic, self.rules.max_pause_ms);
-        let handover = self.handover().await?;
-        if atomic && handover.should_split(slots).await? {
-            return Err(because(Why::Permanent, NOT_AT_ONCE));
-        }
-        let need =
-            PauseNeed::measure_for(handover, slots, seen.source.keys, verify, atomic, longest_ms).await?;
-        let need =
-            need.with_writes(self.write_took, longest_ms).having_taken(self.sealing_took_ms, longest_ms);
-        self.need = need;
-        self.progress.rates.needs_pause(need.least_ms);
-        // Written down with the outcome of this, before anything is switched off.
-        self.handover().await?.find_shelter(slots).await?;
-        if !self.begun || self.gives_way {
-            self.handover().await?.begin().await?;
-            (self.begun, self.gives_way) = (true, false);
-            self.give_way_to_begun().await?;
-        }
-        let (source, target) = (seen.source.process, seen.target.process);
-        self.staged_at = Some(target.clone());
-        self.members = Some(self.handover().await?.members().clone());
-        Ok(Detail::Checked { source, target, pause_ms: need.least_ms })
+            let handover = self.handover().await?;
+            handover.check_permissions().await?;
+            self.wait_for_others().await?;
+            let seen = self.handover().await?.inspect(slots).await?;
+            if !seen.source.is_primary {
+                return Err(because(Why::SourceChanged, "the source is no primary"));
+            }
+            if !seen.target.is_primary {
+                return Err(because(Why::TargetChanged, "the target is no primary"));
+            }
+            if seen.source.claims.intersection(slots).len() != slots.len() {
+                let message = "the source does not own all of the slots any more";
+                return Err(because(Why::OwnerChanged, message));
+            }
+            let open = seen.source.open.union(&seen.target.open);
+            if !open.is_empty() {
+                let message = format!(
+                    "slots {open} are marked as migrating or importing: a migration is running, or one was \
+                     left half-done; see `whimbrel repair`"
+                );
+                return Err(because(Why::Busy, message));
+            }
+            if seen.target.keys > 0 {
+                let message = format!(
+                    "the target holds {} keys in slots that are not its own, left over from something; see \
+                     `whimbrel repair`",
+                    seen.target.keys
+                );
+                return Err(because(Why::Busy, message));
+            }
+            let handover = self.handover().await?;
+            for address in [handover.source_address().clone(), handover.target_address().clone()] {
+                if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
+                    let message = format!(
+                        "{address} holds keys in another database than 0, which this method does not move: \
+                         only the servers' own migration does"
+                    );
+                    return Err(because(Why::Permanent, message));
+                }
+            }
+            let (verify, atomic, longest_ms) =
+                (self.rules.verify, self.rules.atomic, self.rules.max_pause_ms);
+            let handover = self.handover().await?;
+            if atomic && handover.should_split(slots).await? {
+                return Err(because(Why::Permanent, NOT_AT_ONCE));
+            }
+            let need =
+                PauseNeed::measure_for(handover, slots, seen.source.keys, verify, atomic, longest_ms).await?;
+            let need =
+                need.with_writes(self.write_took, longest_ms).having_taken(self.sealing_took_ms, longest_ms);
+            self.need = need;
+            self.progress.rates.needs_pause(need.least_ms);
+            // Written down with the outcome of this, before anything is switched off.
+            self.handover().await?.find_shelter(slots).await?;
+            if !self.begun || self.gives_way {
+                self.handover().await?.begin().await?;
+                (self.begun, self.gives_way) = (true, false);
+                self.give_way_to_begun().await?;
+            }
+            let (source, target) = (seen.source.process, seen.target.process);
+            self.staged_at = Some(target.clone());
+            self.members = Some(self.handover().await?.members().clone());
+            Ok(Detail::Checked { source, target, pause_ms: need.least_ms })
+        })
     }
 
     /// No other job may be at work on the two nodes when a batch is begun. Meanwhile this job goes back to
