@@ -7,11 +7,11 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use whimbrel_judge::cluster_writers::Record;
+use whimbrel_judge::deployment::Deployment;
 use whimbrel_lab::{Etcd, Proxy, free_port, until};
 
 use crate::binary::{Invocation, Output, Running};
-use crate::cluster_writers::Record;
-use crate::deployment::Deployment;
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(150);

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, Record, tags_in};
+use whimbrel_judge::compare::{Snapshot, diff};
+use whimbrel_judge::deployment::Deployment;
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine};
 
 use crate::binary::{Invocation, Output, Running};
-use crate::cluster_writers::{ClusterWriters, Load, Record, tags_in};
-use crate::compare::{Snapshot, diff};
-use crate::deployment::Deployment;
 use crate::shards::{self, Ranges};
 
 /// Far more than anything here takes on a busy machine.

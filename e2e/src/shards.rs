@@ -7,11 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use whimbrel_judge::compare::{NodeKeys, Snapshot, Stray, diff, node_keys};
+use whimbrel_judge::dataset::knows_command;
+use whimbrel_judge::deployment::{Deployment, SLOTS};
 use whimbrel_lab::{Cluster, Server, rest_after, wait_until};
-
-use crate::compare::{NodeKeys, Snapshot, Stray, diff, node_keys};
-use crate::dataset::knows_command;
-use crate::deployment::{Deployment, SLOTS};
 
 /// How long nodes may take to agree, and replicas to follow, on a busy machine.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);

@@ -1,10 +1,10 @@
 //! Jobs between two servers that take their time, and what `whimbrel jobs` says of them.
 
 use serde_json::Value;
+use whimbrel_judge::dataset::write_strings;
 use whimbrel_lab::{Engine, Server};
 
 use crate::binary::{Invocation, Output, Running};
-use crate::dataset::write_strings;
 use crate::syncing::{PATIENCE, deployment, fill};
 
 /// Strings at the source. Jobs have to last while tests start many processes on a busy machine.

@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, Record, tags_in};
+use whimbrel_judge::compare::Comparison;
+use whimbrel_judge::dataset::{Dataset, Scale, write_strings};
+use whimbrel_judge::deployment::Deployment;
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Proxy};
 
 use crate::binary::{Invocation, Output, Running};
-use crate::cluster_writers::{ClusterWriters, Load, Record, tags_in};
-use crate::compare::Comparison;
-use crate::dataset::{Dataset, Scale, write_strings};
-use crate::deployment::Deployment;
 
 /// Far more than any of these takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -170,7 +170,7 @@ pub fn finish(
     let pause = job.cutover_without_fence()["pause_ms"].clone();
     writers.wait_for(200, Duration::from_secs(5));
     let record = writers.stop();
-    eprintln!("{}; writers held for {pause} ms at the cutover", record.observed);
+    eprintln!("{}; writes paused for {pause} ms at the cutover", record.observed);
     job.cutover_without_fence();
     let output = stop(sync);
     assert_equal(&record, source, target, comparison);

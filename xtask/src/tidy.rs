@@ -145,6 +145,7 @@ const WIRE: &str = "whimbrel-wire";
 const ENGINE: &str = "whimbrel-engine";
 const FLOW: &str = "whimbrel-flow";
 const FRONT: &str = "whimbrel-front";
+const JUDGE: &str = "whimbrel-judge";
 const LAB: &str = "whimbrel-lab";
 const LOADGEN: &str = "whimbrel-loadgen";
 const CONTROL: &str = "whimbrel-control";
@@ -179,7 +180,8 @@ const ARROWS: &[Arrows] = &[
     Arrows { name: SETTINGS, may_use: &[], may_test_with: &[] },
     Arrows { name: "whimbrel", may_use: ALL, may_test_with: &[] },
     Arrows { name: "whimbrel-bench", may_use: ALL, may_test_with: &[] },
-    Arrows { name: "whimbrel-e2e", may_use: &[LOADGEN, LAB], may_test_with: &[] },
+    Arrows { name: "whimbrel-e2e", may_use: &[JUDGE, LOADGEN, LAB], may_test_with: &[] },
+    Arrows { name: JUDGE, may_use: &[LOADGEN], may_test_with: &[] },
     Arrows { name: "xtask", may_use: &[], may_test_with: &[] },
 ];
 
@@ -600,6 +602,7 @@ mod tests {
         assert!(broken("whimbrel-bench", &[(CONTROL, None), (LOADGEN, None)]).is_empty());
         assert_eq!(broken(LOADGEN, &[(CORE, None)]), ["whimbrel-loadgen may not depend on whimbrel-core"]);
         assert_eq!(broken("whimbrel-e2e", &[(FLOW, None)]), ["whimbrel-e2e may not depend on whimbrel-flow"]);
+        assert_eq!(broken(JUDGE, &[(ENGINE, None)]), ["whimbrel-judge may not depend on whimbrel-engine"]);
         assert_eq!(
             broken("whimbrel-demo", &[(FLOW, None)]),
             ["whimbrel-demo may not depend on whimbrel-flow"]

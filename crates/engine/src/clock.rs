@@ -40,9 +40,13 @@ mod tests {
 
     #[test]
     fn an_answer_is_as_old_as_the_time_in_which_the_machine_did_not_run() {
-        // As on a machine that was suspended for an hour since.
-        let asked = Asked { at: Instant::now(), at_ms: now_ms().saturating_sub(3_600_000) };
-        assert!(now_ms().saturating_sub(asked.answered_ms()) >= 3_590_000);
+        // As if this machine had been suspended since, for half as long as it is up. It may have started
+        // a minute ago.
+        let suspended_ms = now_ms() / 2;
+        let asked = Asked { at: Instant::now(), at_ms: now_ms() - suspended_ms };
+        let answered_ms = asked.answered_ms();
+        let age_ms = now_ms().saturating_sub(answered_ms);
+        assert!(age_ms >= suspended_ms / 2, "{asked:?}: {age_ms} ms old, suspended for {suspended_ms} ms");
         let asked = Asked::now();
         std::thread::sleep(Duration::from_millis(20));
         let answered_ms = asked.answered_ms();

@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use redis::{Cmd, Connection, Value, cmd};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::cluster_writers::tags_in;
-use whimbrel_e2e::compare::{Snapshot, diff, snapshot};
-use whimbrel_e2e::deployment::{Deployment, cluster_client};
 use whimbrel_e2e::permissions::{documented, give};
 use whimbrel_e2e::shards::assert_sound;
+use whimbrel_judge::cluster_writers::tags_in;
+use whimbrel_judge::compare::{Snapshot, diff, snapshot};
+use whimbrel_judge::deployment::{Deployment, cluster_client};
 use whimbrel_lab::{Cluster, Engine, wait_until};
 
 whimbrel_lab::for_each_engine! {

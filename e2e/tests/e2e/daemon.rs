@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_e2e::cluster_writers::tags_in;
-use whimbrel_e2e::deployment::cluster_client;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::tags_in;
+use whimbrel_judge::deployment::cluster_client;
 use whimbrel_lab::{Engine, rest_after};
 
 /// Keys in the slots that move.

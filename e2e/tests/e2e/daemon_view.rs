@@ -1,8 +1,8 @@
 //! The topology that `whimbrel serve` reports is what the nodes say.
 
-use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::resharding::{MoveReport, Scene};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::tags_in;
 use whimbrel_lab::{Engine, wait_until};
 
 use crate::daemon::{EXTERNAL, serve};

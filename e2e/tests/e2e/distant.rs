@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::cluster_writers::{Load, tags_in};
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::{Load, tags_in};
 use whimbrel_lab::{Engine, Proxy};
 
 /// How long each byte is under way, in either direction.

@@ -11,8 +11,8 @@ use redis::Commands;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::compare::assert_equal;
-use whimbrel_e2e::deployment::Deployment;
+use whimbrel_judge::compare::assert_equal;
+use whimbrel_judge::deployment::Deployment;
 use whimbrel_lab::{Cluster, Engine, Server, Tls, free_port, wait_until};
 
 whimbrel_lab::for_each_engine! {

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, stop, wait_until_following, writers,
 };
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_lab::{Cluster, Engine, Server};
 
 /// As managed services restrict their users: no replication, no configuration, no users, nobody paused.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_e2e::compare::Comparison;
-use whimbrel_e2e::dataset::{Dataset, Scale, write_strings};
-use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_judge::compare::Comparison;
+use whimbrel_judge::dataset::{Dataset, Scale, write_strings};
+use whimbrel_judge::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 /// Far more than any of these takes on a busy machine.
@@ -58,7 +58,7 @@ impl Job {
 }
 
 fn keys_of(target: &Deployment) -> u64 {
-    let count = |primary: &whimbrel_e2e::deployment::Primary| -> redis::RedisResult<u64> {
+    let count = |primary: &whimbrel_judge::deployment::Primary| -> redis::RedisResult<u64> {
         let mut connection =
             primary.connect(0).map_err(|e| redis::RedisError::from(std::io::Error::other(e.to_string())))?;
         redis::cmd("DBSIZE").query(&mut connection)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, Value};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_e2e::deployment::cluster_client;
+use whimbrel_judge::deployment::cluster_client;
 use whimbrel_lab::{Engine, Server, Tls};
 
 whimbrel_lab::for_each_engine! {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use redis::{Connection, Value};
 
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
-use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE};
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_judge::deployment::slot_of;
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, for_each_engine, until};
 
 /// A cluster of one node.

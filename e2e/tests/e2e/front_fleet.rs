@@ -17,9 +17,9 @@ use redis::{Connection, Value};
 
 use load::*;
 use whimbrel_e2e::binary::{Invocation, whimbrel};
-use whimbrel_e2e::cluster_writers::ClusterWriters;
-use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::fleets::{Fleet, PATIENCE};
+use whimbrel_judge::cluster_writers::ClusterWriters;
+use whimbrel_judge::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine, Server, for_each_engine, free_port, until};
 
 fn server(engine: Engine) -> Server {

@@ -12,8 +12,8 @@ use serde_json::Value as Json;
 
 use clients::*;
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::fronts::{self, PATIENCE};
+use whimbrel_judge::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
 const CLIENTS: usize = 16;

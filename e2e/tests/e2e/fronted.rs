@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_e2e::cluster_writers::{self, ClusterWriters, tags_in};
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, stop, wait_until_following, writers,
 };
-use whimbrel_e2e::writers::{Load, Writers};
+use whimbrel_judge::cluster_writers::{self, ClusterWriters, tags_in};
+use whimbrel_judge::writers::{Load, Writers};
 use whimbrel_lab::{Engine, Server};
 
 /// As managed services restrict their users: no replication, no configuration, no users, nobody paused.

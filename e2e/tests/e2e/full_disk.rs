@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_e2e::dataset::write_strings;
 use whimbrel_e2e::resharding::{MoveReport, Scene};
 use whimbrel_e2e::syncing::{PATIENCE, deployment, fill, stop, wait_until_following};
+use whimbrel_judge::dataset::write_strings;
 use whimbrel_lab::{Engine, Server, SmallDisk, wait_until};
 
 /// Room for a few journals.

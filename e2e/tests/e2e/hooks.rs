@@ -11,12 +11,12 @@ use std::thread;
 use redis::Value as Reply;
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::cluster_writers::{ClusterWriters, IncidentKind, Load, tags_in};
 use whimbrel_e2e::fronts::Front;
 use whimbrel_e2e::resharding::Scene as Cluster;
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, stop, wait_until_following, writers,
 };
+use whimbrel_judge::cluster_writers::{ClusterWriters, IncidentKind, Load, tags_in};
 use whimbrel_lab::{Engine, Server, wait_until};
 
 const USAGE: i32 = 2;

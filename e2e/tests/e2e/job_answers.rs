@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::resharding::{PATIENCE, Scene};
 use whimbrel_e2e::slow_jobs::{jobs, listed};
+use whimbrel_judge::cluster_writers::tags_in;
 use whimbrel_lab::{Engine, Server, wait_until};
 
 use crate::console::user;

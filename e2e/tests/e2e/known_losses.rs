@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use redis::Commands;
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::compare::{Comparison, KeyState, assert_equal, snapshot};
-use whimbrel_e2e::deployment::{Deployment, now_ms};
-use whimbrel_e2e::writers::{Load, Writers};
+use whimbrel_judge::compare::{Comparison, KeyState, assert_equal, snapshot};
+use whimbrel_judge::deployment::{Deployment, now_ms};
+use whimbrel_judge::writers::{Load, Writers};
 use whimbrel_lab::{Cluster, Engine, Server};
 
 whimbrel_lab::for_each_engine! {
@@ -253,7 +253,7 @@ fn the_key_without_a_name() {
 fn functions_are_never_forgotten_in_silence() {
     let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
     source.call(&["SET", "key", "value"]);
-    source.call(&["FUNCTION", "LOAD", whimbrel_e2e::dataset::FUNCTION_LIBRARY]);
+    source.call(&["FUNCTION", "LOAD", whimbrel_judge::dataset::FUNCTION_LIBRARY]);
     let output = invocation(&folder(), &[&source.addr(), &target.addr()]).run().expect_code(0);
     assert!(output.stderr.contains("1 function libraries"), "{}", output.stderr);
     assert!(output.stderr.contains("--functions"), "{}", output.stderr);
@@ -430,7 +430,7 @@ fn still_keys(deployment: &Deployment, count: usize) {
         let mut pipe = redis::pipe();
         for i in 0..count {
             let key = format!("still:{i}");
-            if !primary.owns(whimbrel_e2e::deployment::slot_of(key.as_bytes())) {
+            if !primary.owns(whimbrel_judge::deployment::slot_of(key.as_bytes())) {
                 continue;
             }
             match i % 8 {

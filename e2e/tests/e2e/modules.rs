@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use redis::{Connection, Value};
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::cluster_writers::tags_in;
-use whimbrel_e2e::deployment::ask;
 use whimbrel_e2e::resharding::Scene;
 use whimbrel_e2e::syncing::{Sync, report, wait_until_following};
+use whimbrel_judge::cluster_writers::tags_in;
+use whimbrel_judge::deployment::ask;
 use whimbrel_lab::{ClusterBuilder, Engine, Server, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(300);

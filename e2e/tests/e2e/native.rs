@@ -5,10 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Running;
-use whimbrel_e2e::cluster_writers::{ClusterWriters, tags_in};
-use whimbrel_e2e::compare::diff;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::{ClusterWriters, tags_in};
+use whimbrel_judge::compare::diff;
 use whimbrel_lab::{Engine, wait_until};
 use whimbrel_loadgen::content::{Content, Names};
 use whimbrel_loadgen::load::{self, Pace};

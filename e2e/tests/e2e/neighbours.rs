@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, wait_for_phase};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::tags_in;
 use whimbrel_lab::{Engine, wait_until};
 
 use crate::daemon::serve;

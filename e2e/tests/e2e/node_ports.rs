@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::cluster_writers::{Load, tags_in};
 use whimbrel_e2e::resharding::{PATIENCE, Scene};
 use whimbrel_e2e::shards::{self, Ranges};
+use whimbrel_judge::cluster_writers::{Load, tags_in};
 use whimbrel_lab::Engine;
 
 use crate::daemon::{BEGUN, EXTERNAL, Served, filled, held, invocation, lines, release, serve};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use redis::{Connection, Value};
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::deployment::{Deployment, ask, now_ms};
 use whimbrel_e2e::syncing::{Sync, wait_until_following, writers};
+use whimbrel_judge::deployment::{Deployment, ask, now_ms};
 use whimbrel_lab::{Cluster, Engine, Server};
 
 /// Far more than any of these takes on a busy machine.
@@ -60,7 +60,7 @@ fn fill_mortals(deployment: &Deployment) -> BTreeMap<String, i64> {
         let mut pipeline = redis::pipe();
         for n in 0..MORTALS {
             let (key, at) = (format!("mortal:{n}"), far_ms + (n * 7_919 % 1_000_003) as i64);
-            if !primary.owns(whimbrel_e2e::deployment::slot_of(key.as_bytes())) {
+            if !primary.owns(whimbrel_judge::deployment::slot_of(key.as_bytes())) {
                 continue;
             }
             match n % 3 {

@@ -13,9 +13,9 @@ use redis::Commands;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::compare::{Comparison, KeyState, assert_equal, snapshot};
-use whimbrel_e2e::dataset::{Dataset, Scale};
-use whimbrel_e2e::deployment::Deployment;
+use whimbrel_judge::compare::{Comparison, KeyState, assert_equal, snapshot};
+use whimbrel_judge::dataset::{Dataset, Scale};
+use whimbrel_judge::deployment::Deployment;
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, ServerBuilder};
 
 whimbrel_lab::for_each_engine! {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::compare::Comparison;
-use whimbrel_e2e::dataset::{Dataset, Scale};
-use whimbrel_e2e::deployment::Deployment;
+use whimbrel_judge::compare::Comparison;
+use whimbrel_judge::dataset::{Dataset, Scale};
+use whimbrel_judge::deployment::Deployment;
 use whimbrel_lab::{Cluster, Engine, Server};
 
 /// Far more than any of these takes on a busy machine.

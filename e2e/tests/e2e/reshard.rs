@@ -4,10 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use whimbrel_e2e::cluster_writers::{Load, tags_in};
-use whimbrel_e2e::dataset::{Dataset, FUNCTION_LIBRARY, Scale};
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, runs, wait_for_phase};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::{Load, tags_in};
+use whimbrel_judge::dataset::{Dataset, FUNCTION_LIBRARY, Scale};
 use whimbrel_lab::{Engine, wait_until};
 
 /// Slots that move, and how they are written on the command line.

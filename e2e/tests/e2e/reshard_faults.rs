@@ -12,9 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, wait_for_phase};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::tags_in;
 use whimbrel_lab::{Engine, Server, wait_until};
 
 use self::scenes::{

@@ -8,11 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, Connection};
-use whimbrel_e2e::cluster_writers::{Client, IncidentKind, Observed, Outcome, tags_in};
-use whimbrel_e2e::compare::Comparison;
-use whimbrel_e2e::deployment::Deployment;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, runs};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::{Client, IncidentKind, Observed, Outcome, tags_in};
+use whimbrel_judge::compare::Comparison;
+use whimbrel_judge::deployment::Deployment;
 use whimbrel_lab::{Engine, Server};
 
 /// Bytes of each element's value.

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use whimbrel_e2e::cluster_writers::{ClusterWriters, IncidentKind, Load, TroubleKind, tags_in};
-use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::{ClusterWriters, IncidentKind, Load, TroubleKind, tags_in};
+use whimbrel_judge::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine};
 
 /// Enough for anything here on a busy machine; nothing waits that long unless it fails.
@@ -47,7 +47,7 @@ fn planted_losses_are_found(engine: Engine) {
     let drifted: BTreeSet<String> = drifted.into_iter().map(|trouble| trouble.name).collect();
 
     let present: BTreeSet<Vec<u8>> =
-        whimbrel_e2e::compare::snapshot(&deployment, 0).unwrap().keys.into_keys().collect();
+        whimbrel_judge::compare::snapshot(&deployment, 0).unwrap().keys.into_keys().collect();
     let (there, gone): (Vec<String>, Vec<String>) =
         record.key_names().partition(|key| present.contains(key.as_bytes()));
     // The name of a subject is that of its key, or of its keys without their last part.
@@ -145,8 +145,8 @@ fn a_stranger_among_the_writes_is_noticed_at_once() {
             let _hold = writers.hold();
             let held = writers.acknowledged();
             std::thread::sleep(Duration::from_millis(50));
-            assert_eq!(writers.acknowledged(), held, "the writers go on while they are held");
-            for key in whimbrel_e2e::compare::snapshot(&deployment, 0).unwrap().keys.into_keys() {
+            assert_eq!(writers.acknowledged(), held, "the writers go on while they are paused");
+            for key in whimbrel_judge::compare::snapshot(&deployment, 0).unwrap().keys.into_keys() {
                 let key = String::from_utf8(key).expect("names of keys are text");
                 if key.starts_with(&load.prefix) {
                     call(&cluster, &key, &["INCRBY", &key, "1000000"]);

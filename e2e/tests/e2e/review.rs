@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use redis::{Commands, ConnectionLike};
 use tempfile::TempDir;
 use whimbrel_e2e::binary::{Invocation, Output};
-use whimbrel_e2e::compare::assert_equal;
-use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_judge::compare::assert_equal;
+use whimbrel_judge::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine, Server, ServerBuilder};
 
 whimbrel_lab::for_each_engine! {

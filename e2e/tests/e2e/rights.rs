@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use whimbrel_e2e::binary::{Invocation, Output, run};
-use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::syncing::{KEYS, PATIENCE, deployment, fill};
+use whimbrel_judge::compare::Comparison;
 use whimbrel_lab::{Cluster, Engine, Server};
 use whimbrel_loadgen::content::noise;
 

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redis::Value as Reply;
 use serde_json::Value;
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, report, stop, wait_until_following};
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_lab::{Engine, Server, wait_until};
 
 const USAGE: i32 = 2;

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use whimbrel_e2e::binary;
-use whimbrel_e2e::compare::{Comparison, assert_equal, diff, snapshot};
-use whimbrel_e2e::dataset::{Dataset, Scale};
-use whimbrel_e2e::deployment::{Deployment, now_ms, slot_of};
-use whimbrel_e2e::writers::{Load, TroubleKind, Writers};
+use whimbrel_judge::compare::{Comparison, assert_equal, diff, snapshot};
+use whimbrel_judge::dataset::{Dataset, Scale};
+use whimbrel_judge::deployment::{Deployment, now_ms, slot_of};
+use whimbrel_judge::writers::{Load, TroubleKind, Writers};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 whimbrel_lab::for_each_engine! {
@@ -187,7 +187,7 @@ fn planted_differences_are_found(engine: Engine) {
     let other_pair = Comparison::default().databases(&[(0, 9)]).differences(&source, &target).unwrap();
     assert_eq!(other_pair, ["db 0 against 9, \"k\": string is only on the right"]);
     redis::cmd("FUNCTION")
-        .arg(&["LOAD", whimbrel_e2e::dataset::FUNCTION_LIBRARY])
+        .arg(&["LOAD", whimbrel_judge::dataset::FUNCTION_LIBRARY])
         .exec(&mut elsewhere)
         .unwrap();
     let found = Comparison::default().functions().differences(&source, &target).unwrap();

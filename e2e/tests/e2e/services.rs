@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, wait_until_following,
 };
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_lab::{Engine, Server};
 
 const REFUSED: i32 = 4;

@@ -5,12 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Running;
-use whimbrel_e2e::cluster_writers::ClusterWriters;
 use whimbrel_e2e::shards;
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, cluster, comparison, cut, delete, deployment, failures_of, fill, finish, seconds,
     wait_until_following, writers,
 };
+use whimbrel_judge::cluster_writers::ClusterWriters;
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 /// How long a link is cut.

@@ -10,9 +10,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
-use whimbrel_e2e::compare::Comparison;
-use whimbrel_e2e::dataset::{Dataset, Scale};
 use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_e2e::resharding::runs;
 use whimbrel_e2e::shards;
@@ -20,6 +17,9 @@ use whimbrel_e2e::syncing::{
     KEYS, PATIENCE, Sync, cluster, comparison, cut, delete, deployment, failures_of, fill, finish, report,
     stop, wait_until_following, writers,
 };
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_judge::compare::Comparison;
+use whimbrel_judge::dataset::{Dataset, Scale};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
 whimbrel_lab::for_each_engine! {

@@ -6,9 +6,9 @@ use std::thread;
 use redis::cluster::ClusterConnection;
 use redis::{Value, cmd};
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_e2e::compare::Snapshot;
-use whimbrel_e2e::deployment::cluster_client;
 use whimbrel_e2e::shards::assert_sound;
+use whimbrel_judge::compare::Snapshot;
+use whimbrel_judge::deployment::cluster_client;
 use whimbrel_lab::{Cluster, Engine, wait_until};
 
 use super::{

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use redis::Connection;
-use whimbrel_e2e::cluster_writers::ClusterWriters;
 use whimbrel_e2e::fleets::{Fleet, connect};
+use whimbrel_judge::cluster_writers::ClusterWriters;
 use whimbrel_lab::{Cluster, Engine, Proxy, until};
 
 use super::load::*;

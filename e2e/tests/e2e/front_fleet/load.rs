@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use whimbrel_e2e::cluster_writers::{Load, tags_in};
 use whimbrel_e2e::fleets::connect;
+use whimbrel_judge::cluster_writers::{Load, tags_in};
 use whimbrel_lab::until;
 
 /// Clients that know no clusters append to lists through any member, and read them. Of each list an order of

@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE};
+use whimbrel_judge::deployment::slot_of;
 use whimbrel_lab::{Engine, Server, until};
 
 use super::load::Appenders;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use whimbrel_e2e::compare::assert_equal;
+use whimbrel_judge::compare::assert_equal;
 use whimbrel_lab::{Engine, Server};
 
 use super::{

@@ -5,9 +5,9 @@ use std::fs;
 
 use redis::Commands;
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::compare::{Comparison, assert_equal};
-use whimbrel_e2e::dataset::{Dataset, Scale};
 use whimbrel_e2e::permissions::{denied, documented, give};
+use whimbrel_judge::compare::{Comparison, assert_equal};
+use whimbrel_judge::dataset::{Dataset, Scale};
 use whimbrel_lab::{Cluster, Engine, Server, Tls};
 
 use super::{

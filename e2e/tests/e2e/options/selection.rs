@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use redis::Commands;
-use whimbrel_e2e::compare::KeyState;
-use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_judge::compare::KeyState;
+use whimbrel_judge::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine};
 
 use super::{SUCCESS, at, copied, copy, count, db_size, events, keys, server, writes};

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, Record, tags_in};
 use whimbrel_e2e::resharding::{PATIENCE, Scene};
 use whimbrel_e2e::shards;
+use whimbrel_judge::cluster_writers::{ClusterWriters, Load, Record, tags_in};
 use whimbrel_lab::{Engine, Server, wait_until};
 
 /// Slots that move, and how they are written on the command line.

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Output;
-use whimbrel_e2e::compare::Comparison;
-use whimbrel_e2e::dataset::random::Random;
 use whimbrel_e2e::syncing::{PATIENCE, Sync, cluster, deployment, report, stop, wait_until_following};
+use whimbrel_judge::compare::Comparison;
+use whimbrel_judge::dataset::random::Random;
 use whimbrel_lab::{Engine, Server, wait_until};
 
 /// A large key on its way when whimbrel is killed is assembled under another name, and no one comes back to

@@ -1,10 +1,10 @@
 //! Sources that can be followed by keyspace notifications only.
 
 use redis::Value;
-use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, comparison, deployment, fill, finish, report, stop, wait_until_following, writers,
 };
+use whimbrel_judge::compare::Comparison;
 use whimbrel_lab::{Engine, Server, ServerBuilder, wait_until};
 
 whimbrel_lab::for_each_engine! {

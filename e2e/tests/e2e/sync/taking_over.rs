@@ -4,13 +4,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_e2e::shards;
 use whimbrel_e2e::syncing::{
     PATIENCE, Sync, assert_equal, cluster, comparison, deployment, fill, report, seconds, stop,
     wait_until_following, writers,
 };
+use whimbrel_judge::compare::Comparison;
 use whimbrel_lab::{Cluster, Engine, Server, wait_until};
 
 /// A cutover is refused where the target is known not to hold everything.

@@ -159,7 +159,7 @@ impl Dataset {
 }
 
 /// Whether the servers of a deployment have a command.
-pub(crate) fn knows_command(deployment: &Deployment, name: &str) -> Result<bool> {
+pub fn knows_command(deployment: &Deployment, name: &str) -> Result<bool> {
     let mut connection = deployment.primaries()[0].connect(0)?;
     let reply: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query(&mut connection)?;
     Ok(reply.iter().any(|entry| !matches!(entry, redis::Value::Nil)))
