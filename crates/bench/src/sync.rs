@@ -1,5 +1,5 @@
 //! `./dev bench sync`: how far a target is behind while writers are at work, beside `REPLICAOF`, and how long
-//! the cutover holds them.
+//! the cutover pauses them.
 
 use std::fs::File;
 use std::io::Write;
@@ -66,7 +66,7 @@ pub struct BenchSyncArgs {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub seconds: u64,
 
-    /// Cutovers, of which each ends with writers being let go
+    /// Cutovers, of which each ends with writes resumed
     #[arg(long, default_value_t = 5)]
     pub cutovers: u32,
 
@@ -427,7 +427,7 @@ impl Report {
             )
         });
         format!(
-            "{}\n\n{}\ncutovers: {}, and {} refused; writers held for {:.0} ms (median; {:.0} at most), \
+            "{}\n\n{}\ncutovers: {}, and {} refused; writes paused for {:.0} ms (median; {:.0} at most), \
              {:.0} ms estimated; the longest write around them {:.1} ms (median; {:.1} at most){catching_up}",
             self.machine.describe(),
             aligned(&rows),

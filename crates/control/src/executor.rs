@@ -113,7 +113,7 @@ pub(crate) struct Executor {
     paused: Option<(Paused, Instant)>,
     /// This process has paused writes and has not let them go since, as far as it knows.
     has_paused: bool,
-    /// From before the pause until the writers are let go.
+    /// From before the pause until writes resume.
     gate: Option<TargetGateGuard>,
     /// How old the knowledge is that the source is fenced, by [`clock::now_ms`]: a failover goes on while
     /// this machine is suspended.

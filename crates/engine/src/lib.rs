@@ -14,7 +14,7 @@
 //! - [`slot_keys`]: which keys a node holds in its slots, and how many;
 //! - [`native`]: the atomic slot migration that some servers have built in;
 //! - [`handover`]: handing slots over between two primaries from outside;
-//! - [`seal`]: holding all writers of a deployment, and keeping them out;
+//! - [`seal`]: pausing all writes to a deployment, and keeping writers out;
 //! - [`inventory`]: what a deployment is like, asked for before it is migrated;
 //! - [`rights`]: what this user may do on a server;
 //! - [`expiry`]: when keys expire;

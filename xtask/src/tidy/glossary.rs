@@ -63,7 +63,7 @@ const FUNCTIONS: [&str; 3] = ["look_up", "turn_around", "turn_back"];
 const PARTS: [&str; 4] = ["told_of", "mended", "whoever", "amiss"];
 
 /// Phrases of prose, and what to write.
-const PHRASES: [(&str, &str); 9] = [
+const PHRASES: [(&str, &str); 13] = [
     ("whoever", "the client, the server that"),
     ("amiss", "a problem"),
     ("is told of", "is reported"),
@@ -72,6 +72,10 @@ const PHRASES: [(&str, &str); 9] = [
     ("mended", "repaired"),
     ("writers are held", "writes are paused"),
     ("writers were held", "writes were paused"),
+    ("writers held", "writes paused"),
+    ("no writer is held", "writes are not paused"),
+    ("writers are let go", "writes resume"),
+    ("writers may be held", "writes may be paused"),
     ("holds writers", "pauses writes"),
 ];
 

@@ -126,7 +126,7 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let socket = store.socket(&sync.id);
     let call = Call { socket: &socket, request: Request::Cutover(options.clone()), within };
     let mut signals = Signals { args, source: &source, before: None, said: Instant::now() };
-    // Writers may be held already when the user would rather not; then it is too late, and the result has to
+    // Writes may be paused already when the user would rather not; then it is too late, and the result has to
     // be known.
     let answer = call
         .make(stop, |standing| {

@@ -276,8 +276,8 @@ impl Queue {
         listing.map_err(|e| Error::own("list jobs", e))?
     }
 
-    /// Runs jobs until `stop`. Jobs that run then are left at the next moment at which no writer is held and
-    /// no slot is between two owners, within 10 s; they go on when a queue runs on the folder again.
+    /// Runs jobs until `stop`. Jobs that run then are left at the next moment at which writes are not paused
+    /// and no slot is between two owners, within 10 s; they go on when a queue runs on the folder again.
     pub async fn run(&self, stop: &CancellationToken) {
         tokio::join!(self.work(stop), self.watch(stop));
     }

@@ -35,7 +35,7 @@ pub(super) async fn beside_brake(
     done.and(ended)
 }
 
-/// Slows writers down for a share of the time, until it is `enough`; then they are let go.
+/// Slows writes down for a share of the time, until it is `enough`; then they resume.
 ///
 /// # Errors
 /// As [`Handover::pause`] and [`Handover::release`].

@@ -50,8 +50,8 @@ pub enum Action {
     /// Copy once more what the feed recorded. Done with [`Detail::CaughtUp`] after one round; the machine
     /// decides whether another follows.
     CatchUp {
-        /// Which share of the time writers to the source are to be held back, by short write pauses that are
-        /// each within the rules' longest pause. 0: not at all.
+        /// For which share of the time writes to the source are to be paused, by short pauses that are each
+        /// within the rules' longest pause. 0: not at all.
         brake_percent: u8,
     },
 

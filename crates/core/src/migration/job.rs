@@ -71,7 +71,7 @@ pub struct JobIdError {
 /// What a job may do. Set when it is made; [`Job::allow_pause`] changes one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rules {
-    /// How long writers may be held at once.
+    /// How long writes may be paused at once.
     pub max_pause_ms: u64,
     /// How thoroughly to compare before each fence.
     pub verify: Verify,
@@ -287,7 +287,7 @@ impl Job {
         &self.rules
     }
 
-    /// Changes how long writers may be held at once. Not from a pause on until it has ended: what is under
+    /// Changes how long writes may be paused at once. Not from a pause on until it has ended: what is under
     /// way goes by what it began with.
     pub fn allow_pause(&mut self, max_pause_ms: u64) {
         self.rules.max_pause_ms = max_pause_ms;

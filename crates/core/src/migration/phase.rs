@@ -53,7 +53,7 @@ pub enum Phase {
         reached: Reached,
     },
 
-    /// The target owns the slots; writers are let go as soon as the source knows. Resume: observe, then
+    /// The target owns the slots; writes resume as soon as the source knows. Resume: observe, then
     /// release once more.
     Releasing,
 

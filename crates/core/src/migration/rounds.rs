@@ -93,7 +93,7 @@ fn outrun(job: &Job, streaming: &Streaming, left: u64, drain_ms: u64, budget_ms:
         "writers outrun the catch-up: {left} keys still wait after {} rounds, which would take a pause of \
          {drain_ms} ms, and {budget_ms} ms are allowed for it{}",
         streaming.round,
-        if job.rules.brake { "" } else { ", and writers may not be held back" },
+        if job.rules.brake { "" } else { ", and writes may not be slowed down" },
     )
 }
 

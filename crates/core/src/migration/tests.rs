@@ -345,7 +345,7 @@ fn without_brake_a_job_that_cannot_converge_says_so_and_rolls_back() {
     assert_eq!(run.job.batches()[0].state, BatchState::RolledBack);
     let message = run.job.summary().reason.unwrap().message;
     assert!(
-        message.contains("1000000 keys still wait") && message.contains("may not be held back"),
+        message.contains("1000000 keys still wait") && message.contains("may not be slowed down"),
         "{message}"
     );
 }

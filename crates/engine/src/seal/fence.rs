@@ -22,7 +22,7 @@ const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriterFenceKind {
-    /// Not at all: writers are let go, and another party makes sure that they come to the other side.
+    /// Not at all: writes resume, and another party makes sure that they come to the other side.
     None,
     /// They stay paused for this many milliseconds, and find the other side meanwhile.
     Pause {
@@ -134,7 +134,7 @@ impl WriterFence {
         Ok(WriterFence { kind, users })
     }
 
-    /// Puts it up. Writers should be held meanwhile. With [`WriterFenceKind::None`] and
+    /// Puts it up. Writes should be paused meanwhile. With [`WriterFenceKind::None`] and
     /// [`WriterFenceKind::Pause`] there is nothing to do here but to release, or to hold longer; with
     /// [`WriterFenceKind::External`] and [`WriterFenceKind::Front`] nothing at all.
     ///
@@ -209,7 +209,7 @@ impl WriterFence {
     }
 
     /// Ends the clients that could still take or leave something behind it: those that wait in a command, are
-    /// in a transaction, or watch keys for one. To be called when it is up, and before writers are let go.
+    /// in a transaction, or watch keys for one. To be called when it is up, and before writes resume.
     /// Returns how many.
     ///
     /// # Errors

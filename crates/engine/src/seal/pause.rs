@@ -1,4 +1,4 @@
-//! Holds the writers of a deployment for a while.
+//! Pauses the writes to a deployment for a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::{Link, LinkOptions};
 use crate::probe::Info;
 
-/// How long servers may take to let writers go on the connections that hold them.
+/// How long servers may take to resume writes on the connections that paused them.
 const RELEASED_WITHIN: Duration = Duration::from_secs(5);
 
-/// What lets writers go.
+/// What resumes writes.
 const UNPAUSE: [&[u8]; 2] = [b"CLIENT", b"UNPAUSE"];
 
-/// Connections to all primaries that can hold their writers.
+/// Connections to all primaries that can pause the writes to them.
 #[derive(Debug)]
 pub struct Seal {
-    held: Vec<PausingLink>,
+    links: Vec<PausingLink>,
     until_ms: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub struct Reached {
 
 impl PausingLink {
     /// Sends what pauses writes.
-    async fn hold(&mut self, limit_ms: u64) -> Result<()> {
+    async fn pause(&mut self, limit_ms: u64) -> Result<()> {
         self.is_in_step = false;
         self.link.push(&[b"CLIENT", b"PAUSE", limit_ms.to_string().as_bytes(), b"WRITE"]);
         // Answered in order: the offset is one after which no writer came.
@@ -67,35 +67,35 @@ impl PausingLink {
         Ok(Reached { address: self.link.address().clone(), offset, replid })
     }
 
-    /// Whether the server says that writers are let go, in answer to what was sent last.
+    /// Whether the server says that writes are resumed, in answer to what was sent last.
     async fn is_released(&mut self) -> bool {
         self.link.reply().await.and_then(|reply| self.link.check(reply, b"CLIENT UNPAUSE")).is_ok()
     }
 }
 
 impl Seal {
-    /// Connects to all primaries. No writer is held yet.
+    /// Connects to all primaries. Writes are not paused yet.
     ///
     /// # Errors
     /// As [`Deployment::open`].
     pub async fn open(deployment: &Deployment) -> Result<Seal> {
-        let mut held = Vec::new();
+        let mut links = Vec::new();
         for shard in &deployment.topology().shards {
-            held.push(PausingLink { link: deployment.open(&shard.primary, 0).await?, is_in_step: true });
+            links.push(PausingLink { link: deployment.open(&shard.primary, 0).await?, is_in_step: true });
         }
-        Ok(Seal { held, until_ms: None })
+        Ok(Seal { links, until_ms: None })
     }
 
-    /// Holds all writers from now on, for `limit_ms` at most, and reports how far the primaries are. If one
-    /// refuses, the others are let go. If the future is dropped half-way, no writer is let go before
+    /// Pauses all writes from now on, for `limit_ms` at most, and reports how far the primaries are. If one
+    /// refuses, the others resume. If the future is dropped half-way, none resumes before
     /// [`Seal::release`].
     ///
     /// # Errors
     /// As [`Link::call`].
-    pub async fn hold(&mut self, limit_ms: u64) -> Result<Vec<Reached>> {
-        // Counted from before the first server hears of it: none lets go earlier than this.
+    pub async fn pause(&mut self, limit_ms: u64) -> Result<Vec<Reached>> {
+        // Counted from before the first server hears of it: none resumes earlier than this.
         self.until_ms = Some(clock::now_ms().saturating_add(limit_ms));
-        match self.try_hold(limit_ms).await {
+        match self.try_pause(limit_ms).await {
             Ok(reached) => Ok(reached),
             Err(e) => {
                 if let Err(e) = self.release().await {
@@ -106,45 +106,46 @@ impl Seal {
         }
     }
 
-    async fn try_hold(&mut self, limit_ms: u64) -> Result<Vec<Reached>> {
-        for held in &mut self.held {
-            held.hold(limit_ms).await?;
+    async fn try_pause(&mut self, limit_ms: u64) -> Result<Vec<Reached>> {
+        for link in &mut self.links {
+            link.pause(limit_ms).await?;
         }
         let mut reached = Vec::new();
-        for held in &mut self.held {
-            reached.push(held.reached().await?);
+        for link in &mut self.links {
+            reached.push(link.reached().await?);
         }
         Ok(reached)
     }
 
-    /// When the first of the servers lets its writers go by itself, by [`clock::now_ms`]: servers count on
-    /// while this machine is suspended. `None` if no writer is held.
+    /// When the first of the servers resumes writes by itself, by [`clock::now_ms`]: servers count on
+    /// while this machine is suspended. `None` if writes are not paused.
     pub fn until_ms(&self) -> Option<u64> {
         self.until_ms
     }
 
-    /// Lets all writers go: over another connection if a server has not answered everything. A server that
-    /// hangs does not delay the writers of the others. What it has not read yet ends with the release of its
-    /// writers as well, whenever it reads that.
+    /// Resumes all writes: over another connection if a server has not answered everything. A server that
+    /// hangs does not delay writes to the others. What it has not read yet ends with writes resumed as well,
+    /// whenever it reads that.
     ///
     /// # Errors
-    /// The first that occurred: writers of that server may be held still. The others have been notified all
+    /// The first that occurred: writes to that server may be paused still. The others have been notified all
     /// the same.
     pub async fn release(&mut self) -> Result<()> {
         let until = Instant::now() + RELEASED_WITHIN;
         let mut sent = Vec::new();
-        for held in &mut self.held {
-            // In the same stream as what may hold writers later.
-            held.link.push(&UNPAUSE);
-            sent.push(matches!(timeout_at(until, held.link.flush()).await, Ok(Ok(()))));
+        for pausing in &mut self.links {
+            // In the same stream as what may pause writes later.
+            pausing.link.push(&UNPAUSE);
+            sent.push(matches!(timeout_at(until, pausing.link.flush()).await, Ok(Ok(()))));
         }
         let mut left = Vec::new();
-        for (held, is_sent) in self.held.iter_mut().zip(sent) {
-            let is_released =
-                is_sent && held.is_in_step && timeout_at(until, held.is_released()).await.unwrap_or(false);
+        for (pausing, is_sent) in self.links.iter_mut().zip(sent) {
+            let is_released = is_sent
+                && pausing.is_in_step
+                && timeout_at(until, pausing.is_released()).await.unwrap_or(false);
             if !is_released {
-                held.is_in_step = false;
-                left.push(&held.link);
+                pausing.is_in_step = false;
+                left.push(&pausing.link);
             }
         }
         release_anew(left.into_iter().map(LinkTarget::of)).await?;
@@ -153,7 +154,7 @@ impl Seal {
     }
 }
 
-/// Lets all writers of a deployment go, whichever client has paused them.
+/// Resumes all writes to a deployment, whichever client has paused them.
 ///
 /// # Errors
 /// As [`Seal::release`].
@@ -189,18 +190,18 @@ impl LinkTarget {
             Ok(released) => released.map(drop),
             Err(_) => {
                 let kind = ErrorKind::Timeout(RELEASED_WITHIN.as_millis() as u64);
-                Err(Error::new(self.endpoint.side, self.address.to_string(), "let writers go", kind))
+                Err(Error::new(self.endpoint.side, self.address.to_string(), "resume writes", kind))
             }
         }
     }
 }
 
-/// Lets writers go over connections of their own, at all these servers at the same time.
+/// Resumes writes over connections of their own, at all these servers at the same time.
 async fn release_anew(targets: impl Iterator<Item = LinkTarget>) -> Result<()> {
     let mut releasing: JoinSet<Result<()>> = targets.map(LinkTarget::release).collect();
     let mut failure = None;
     while let Some(released) = releasing.join_next().await {
-        let released = released.unwrap_or_else(|e| Err(Error::own("let writers go", e)));
+        let released = released.unwrap_or_else(|e| Err(Error::own("resume writes", e)));
         failure = failure.or(released.err());
     }
     failure.map_or(Ok(()), Err)

@@ -495,7 +495,7 @@ async fn another_server_behind_the_address_is_a_failure(engine: Engine) {
     assert_eq!(unaware.failure(), Some(FeedFailure::Replaced), "{engine}");
 }
 
-/// `CLIENT PAUSE` holds up writers and not the feed.
+/// `CLIENT PAUSE` pauses writes and not the feed.
 async fn a_pause_does_not_hold_up_the_feed(engine: Engine) {
     let server = Server::builder(engine).arg("notify-keyspace-events", "AE").start().expect("a server");
     let mut con = server.connection();

@@ -211,7 +211,7 @@ impl Primaries {
         Primaries { cluster, deployment }
     }
 
-    /// Whether a client may write to a primary, and is not held.
+    /// Whether a client may write to a primary, and is not paused.
     fn is_written(&self, index: usize) -> bool {
         let node = &self.cluster.nodes()[index];
         let topology = self.deployment.topology();
@@ -230,7 +230,7 @@ impl Primaries {
     async fn wait_until_written(&self, index: usize) {
         let until = Instant::now() + PATIENCE;
         while !self.is_written(index) {
-            assert!(Instant::now() < until, "writers of primary {index} are held");
+            assert!(Instant::now() < until, "writes to primary {index} are paused");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -242,8 +242,8 @@ async fn a_primary_that_hangs_keeps_no_writers_of_others(engine: Engine) {
     let primaries = Primaries::start(engine).await;
     let mut seal = Seal::open(&primaries.deployment).await.expect("connections");
     primaries.cluster.nodes()[1].suspend().expect("suspended");
-    let holding = tokio::time::timeout(Duration::from_secs(1), seal.hold(PAUSE_MS));
-    holding.await.expect_err("one does not answer");
+    let pausing = tokio::time::timeout(Duration::from_secs(1), seal.pause(PAUSE_MS));
+    pausing.await.expect_err("one does not answer");
     assert!(!primaries.is_written(0) && !primaries.is_written(2), "{engine}: the others are held");
     let began = Instant::now();
     seal.release().await.expect_err("one does not answer");
@@ -264,7 +264,7 @@ async fn a_pause_is_taken_down_on_each_primary_that_answers(engine: Engine) {
     let fence = WriterFence::plan(&primaries.deployment, WriterFenceKind::Pause { limit_ms: PAUSE_MS });
     let fence = fence.await.expect("nothing is in the way");
     let mut seal = Seal::open(&primaries.deployment).await.expect("connections");
-    seal.hold(PAUSE_MS).await.expect("held");
+    seal.pause(PAUSE_MS).await.expect("paused");
     drop(seal);
     assert!((0..3).all(|index| !primaries.is_written(index)), "{engine}: all of them are held");
     primaries.cluster.nodes()[1].suspend().expect("suspended");

@@ -95,7 +95,7 @@ impl Lasting {
 }
 
 impl Syncer {
-    /// Chooses keys to compare. Large ones are left out: they would take longer than clients can be held.
+    /// Chooses keys to compare. Large ones are left out: they would take longer than writes can be paused.
     pub(super) async fn sample(&self, how: Compare) -> Result<Sample> {
         let mut sample = Sample::new();
         if how != Compare::Sample {

@@ -1,9 +1,9 @@
 //! The target takes over.
 //!
-//! Writers of the source are held on all primaries; the feeds come to the offsets at which they were held;
+//! Writes to the source are paused on all primaries; the feeds come to the offsets at which they were paused;
 //! what is still touched is transferred; both sides are compared; then the writers are fenced off and the
-//! pause is lifted. If any of this does not succeed within the pause, the writers are let go and everything
-//! is as before.
+//! pause is lifted. If any of this does not succeed within the pause, writes resume and everything is as
+//! before.
 
 use std::time::Duration;
 
@@ -218,8 +218,8 @@ impl Syncer {
         let mut seal = Seal::open(&source).await?;
         // Writers would wait for rates with it.
         let _lifted = self.shared.options.rates.lift();
-        let held = Instant::now();
-        let switched = match self.hold_and_seal_off(options, held, &mut seal, chosen).await {
+        let paused_at = Instant::now();
+        let switched = match self.pause_and_seal_off(options, paused_at, &mut seal, chosen).await {
             Ok((drained, compared)) => {
                 (report.drained, report.compared) = (drained, compared);
                 self.switch(fence, lift, &feeds, &mut seal).await
@@ -228,38 +228,38 @@ impl Syncer {
         };
         let is_fence = matches!(fence.kind(), WriterFenceKind::Pause { .. });
         // Writers are fenced off, or everything is as before.
-        let are_let_go = is_fence && switched.is_ok() || let_go(&mut seal).await;
+        let is_over = is_fence && switched.is_ok() || resume(&mut seal).await;
         let (positions, ended) = switched.map_err(|e| {
             // Nothing else ends the long pause. The short one is over soon, and any pause that is on then is
             // not ours to end.
-            let is_held = e.is_held_long && !are_let_go;
-            self.pause_ends_ms = seal.until_ms().filter(|_| is_held);
-            NotSwitched { stays: e.stays || is_held, ..e }
+            let is_paused = e.is_paused_long && !is_over;
+            self.pause_ends_ms = seal.until_ms().filter(|_| is_paused);
+            NotSwitched { stays: e.stays || is_paused, ..e }
         })?;
         report.ended = ended;
         if options.reverse {
             self.back = Some(Back { positions, fence: fence.clone(), journal: None, _feeds: feeds });
         }
         report.lifted = lift.is_some();
-        report.pause_ms = millis(held);
+        report.pause_ms = millis(paused_at);
         Ok(())
     }
 
     /// Pauses writes, and does what happens meanwhile. If that does not end within its share of the pause,
-    /// writers are let go at once.
-    async fn hold_and_seal_off(
+    /// writes resume at once.
+    async fn pause_and_seal_off(
         &mut self,
         options: &CutoverOptions,
-        held: Instant,
+        paused_at: Instant,
         seal: &mut Seal,
         chosen: &(Sample, Unseen),
     ) -> Result<(u64, u64)> {
-        let deadline = held + before_fence(options.max_pause_ms);
+        let deadline = paused_at + before_fence(options.max_pause_ms);
         let too_late = |what: &str| {
             let what = format!("{what} within {} ms", options.max_pause_ms);
             refused(what).with_remedy(Remedy::AllowLongerPause)
         };
-        let Ok(reached) = timeout_at(deadline, seal.hold(options.max_pause_ms)).await else {
+        let Ok(reached) = timeout_at(deadline, seal.pause(options.max_pause_ms)).await else {
             return Err(too_late("a primary of the source did not answer"));
         };
         let reached = reached?;
@@ -268,7 +268,7 @@ impl Syncer {
         match timeout_at(deadline, &mut sealing).await {
             Ok(sealed) => sealed,
             Err(_) => {
-                let_go(seal).await;
+                resume(seal).await;
                 // What has been taken is transferred; nothing waits for it any more.
                 let _ = sealing.await;
                 Err(too_late("it did not come to an end"))
@@ -330,7 +330,7 @@ impl Syncer {
             tracing::warn!(%error, "a part of the fence stays");
             stays = true;
         }
-        Err(NotSwitched { error, stays, is_held_long: begun.long_hold })
+        Err(NotSwitched { error, stays, is_paused_long: begun.long_pause })
     }
 
     /// What happens under the pause; returns how many keys were transferred and compared.
@@ -356,7 +356,7 @@ impl Syncer {
         self.carry_unseen_types().await?;
         self.carry_unseen(unseen).await?;
         while self.rounds().await? != Round::All {
-            // Writers have been let go by then, and there may be no end to what they touch.
+            // Writes have resumed by then, and there may be no end to what they touch.
             let is_late = Instant::now() >= deadline;
             if is_late || self.shared.stop.is_cancelled() || self.sources.iter().any(Source::is_broken) {
                 return Err(refused(
@@ -377,7 +377,7 @@ impl Syncer {
         let compared = self.compare(options.compare, sample, Settle::none()).await?;
         compared.refusal().map_or(Ok(()), Err)?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots
-        // of the source that moved may be written to on nodes where no client is held. A primary that does
+        // of the source that moved may be written to on nodes where they are not paused. A primary that does
         // not answer may be either.
         copy::check_target(&self.shared).await?;
         self.shared.check_source().await?;
@@ -414,12 +414,12 @@ pub(super) struct NotSwitched {
     /// A part of the fence may stand: it could not be taken down again.
     stays: bool,
     /// The pause that was to be the fence was begun.
-    is_held_long: bool,
+    is_paused_long: bool,
 }
 
 impl From<Error> for NotSwitched {
     fn from(error: Error) -> NotSwitched {
-        NotSwitched { error, stays: false, is_held_long: false }
+        NotSwitched { error, stays: false, is_paused_long: false }
     }
 }
 
@@ -429,7 +429,7 @@ struct Begun {
     /// To fence the writers of the source off.
     fence: bool,
     /// To pause them for as long as they are to be fenced off.
-    long_hold: bool,
+    long_pause: bool,
     /// To let those of the target in.
     lift: bool,
 }
@@ -460,11 +460,11 @@ async fn switch_over(
 /// Fences the writers off, or makes the pause the fence. Returns how many clients were ended that waited.
 async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal, begun: &mut Begun) -> Result<u64> {
     match fence.kind() {
-        // With the latter two no client is held, and nothing is raised.
+        // With the latter two writes are not paused, and nothing is raised.
         WriterFenceKind::None | WriterFenceKind::External { .. } | WriterFenceKind::Front => return Ok(0),
         WriterFenceKind::Pause { limit_ms } => {
-            begun.long_hold = true;
-            seal.hold(limit_ms).await?;
+            begun.long_pause = true;
+            seal.pause(limit_ms).await?;
         }
         WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica => {
             begun.fence = true;
@@ -478,9 +478,9 @@ fn too_late() -> Error {
     refused("fencing the writers off took longer than the pause").with_remedy(Remedy::AllowLongerPause)
 }
 
-/// Lets writers go, if they are held still. False if a server may still hold them: it lets them go when the
+/// Resumes writes, if they are paused still. False if a server may still pause them: it resumes them when the
 /// pause is over.
-async fn let_go(seal: &mut Seal) -> bool {
+async fn resume(seal: &mut Seal) -> bool {
     if seal.until_ms().is_none() {
         return true;
     }

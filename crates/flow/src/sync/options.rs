@@ -57,7 +57,7 @@ pub enum Compare {
 /// How the target is to take over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutoverOptions {
-    /// How long writers may be held, in milliseconds.
+    /// How long writes may be paused, in milliseconds.
     pub max_pause_ms: u64,
     /// How they are kept out afterwards.
     pub fence: WriterFenceKind,
@@ -71,7 +71,7 @@ pub struct CutoverOptions {
     pub reverse: bool,
     /// Come back: writers are let in again where this sync leads to. Only for one that leads back.
     pub back: bool,
-    /// Only find out whether it could be done, and how long writers would be held.
+    /// Only find out whether it could be done, and how long writes would be paused.
     pub dry_run: bool,
 }
 

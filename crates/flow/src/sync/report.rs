@@ -36,11 +36,11 @@ pub struct SyncReport {
 pub struct CutoverReport {
     /// Nothing was done: it was only looked how it would go.
     pub dry_run: bool,
-    /// How long writers would be held, by what it took before any were held, in milliseconds.
+    /// How long writes would be paused, by what it took before they were, in milliseconds.
     pub estimate_ms: u64,
-    /// How long they were held, in milliseconds, readers too if a front held them; with `--fence pause` until
-    /// they were fenced off, with `--fence external` how long no client had written when the target took
-    /// over.
+    /// How long they were paused, in milliseconds, reads too if a front held clients; with `--fence pause`
+    /// until they were fenced off, with `--fence external` how long no client had written when the target
+    /// took over.
     pub pause_ms: u64,
     /// Touched keys that were transferred under the pause.
     pub drained: u64,

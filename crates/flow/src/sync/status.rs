@@ -31,7 +31,7 @@ pub enum SyncPhase {
     Reconciling,
     /// It is tried what a cutover would do; nothing is paused.
     Rehearsing,
-    /// Writers of the source are held for the change to the target.
+    /// Writes to the source are paused for the change to the target.
     CuttingOver,
     /// The target is authoritative.
     CutOver,

@@ -200,7 +200,7 @@ fn fence_off(server: &Server) {
     }
 }
 
-/// Whether a client may write there, and is not held.
+/// Whether a client may write there, and is not paused.
 fn is_written(server: &Server) -> bool {
     let client = redis::Client::open(format!("redis://app:secret@{}", server.addr())).expect("an address");
     let write = |mut link: redis::Connection| {
