@@ -45,7 +45,7 @@ pub enum Bench {
     Pattern(BenchPatternArgs),
     /// Moving slots beside the classic tools and the servers' own migration
     Reshard(BenchReshardArgs),
-    /// How far a target is behind writers, beside REPLICAOF, and how long a cutover pauses them
+    /// How far a target is behind writers, beside REPLICAOF, and how long a cutover pauses their writes
     Sync(BenchSyncArgs),
     /// How clients learn who owns which slot, beside servers, and a storm of clients that ask
     Topology(BenchTopologyArgs),

@@ -1,5 +1,5 @@
 //! `./dev bench sync`: how far a target is behind while writers are at work, beside `REPLICAOF`, and how long
-//! the cutover pauses them.
+//! the cutover pauses their writes.
 
 use std::fs::File;
 use std::io::Write;
@@ -87,7 +87,7 @@ struct Report {
     keys: u64,
     followers: Vec<Follower>,
     cutovers: Vec<Cutover>,
-    /// Cutovers that would have taken longer than they may; nobody was held.
+    /// Cutovers that would have taken longer than they may; writes were not paused.
     refused: u32,
     catching_up: Option<CatchingUp>,
 }
@@ -332,7 +332,7 @@ fn whimbrel(
         thread::sleep(Duration::from_millis(500));
         longest_us.store(0, Ordering::Relaxed);
         let Some(report) = cutover(&running.state, &how)? else {
-            // Where it would take longer than it may, nobody is held.
+            // Where it would take longer than it may, writes are not paused.
             refused += 1;
             if refused > REFUSED_MAX {
                 bail!("{refused} cutovers were refused");

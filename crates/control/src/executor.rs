@@ -111,7 +111,7 @@ pub(crate) struct Executor {
     feed: Option<Feed>,
     mover: Option<SlotMover>,
     paused: Option<(Paused, Instant)>,
-    /// This process has paused writes and has not let them go since, as far as it knows.
+    /// This process has paused writes and has not resumed them since, as far as it knows.
     has_paused: bool,
     /// From before the pause until writes resume.
     gate: Option<TargetGateGuard>,

@@ -1,4 +1,4 @@
-//! Pauses all writers of a deployment at one moment, and keeps them out afterwards.
+//! Pauses all writes to a deployment at one moment, and keeps writers out afterwards.
 //!
 //! A [`Seal`] pauses writes on every primary (`CLIENT PAUSE … WRITE`); readers go on. When its time is up the
 //! servers resume by themselves, so a whimbrel that died pauses no writer for ever.

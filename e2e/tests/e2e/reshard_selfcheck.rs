@@ -145,7 +145,7 @@ fn a_stranger_among_the_writes_is_noticed_at_once() {
             let _hold = writers.hold();
             let held = writers.acknowledged();
             std::thread::sleep(Duration::from_millis(50));
-            assert_eq!(writers.acknowledged(), held, "the writers go on while they are paused");
+            assert_eq!(writers.acknowledged(), held, "the writers go on while they are held");
             for key in whimbrel_judge::compare::snapshot(&deployment, 0).unwrap().keys.into_keys() {
                 let key = String::from_utf8(key).expect("names of keys are text");
                 if key.starts_with(&load.prefix) {

@@ -139,7 +139,7 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
             Some(_) => e,
             None => e.with_remedy(
                 "see what the process says that runs the sync; should it have died while writes were paused, \
-                    the servers let them go by themselves, after --max-pause at the latest",
+                    the servers resume them by themselves, after --max-pause at the latest",
             ),
         })?;
     if is_tried && answer.outcome.is_ok() {
@@ -238,7 +238,7 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
             format_duration_ms(args.max_pause)
         ));
     }
-    let hold = format!("Pause the writers of {source} for at most {}", format_duration_ms(args.max_pause));
+    let pause = format!("Pause writes to {source} for at most {}", format_duration_ms(args.max_pause));
     if is_external(args) {
         return Question::new(format!(
             "Have {target} take over when you have stopped the writers of {source}? You are notified when \
@@ -246,9 +246,9 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
         ));
     }
     Question::new(match (args.back, args.fence) {
-        (true, _) => format!("{hold}, and have {target} take over again?"),
-        (false, None | Some(FenceChoice::None)) => format!("{hold}, and let them go on there?"),
-        (false, Some(_)) => format!("{hold}, and have {target} take over?"),
+        (true, _) => format!("{pause}, and have {target} take over again?"),
+        (false, None | Some(FenceChoice::None)) => format!("{pause}, and let them go on there?"),
+        (false, Some(_)) => format!("{pause}, and have {target} take over?"),
     })
 }
 

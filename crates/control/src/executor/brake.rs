@@ -35,7 +35,7 @@ pub(super) async fn beside_brake(
     done.and(ended)
 }
 
-/// Slows writes down for a share of the time, until it is `enough`; then they resume.
+/// Pauses writes for a share of the time, until it is `enough`; then they resume.
 ///
 /// # Errors
 /// As [`Handover::pause`] and [`Handover::release`].
@@ -79,14 +79,14 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_brake_has_on_its_way_is_waited_for() {
-        let (enough, is_let_go) = (CancellationToken::new(), AtomicBool::new(false));
+        let (enough, has_resumed) = (CancellationToken::new(), AtomicBool::new(false));
         let (begin, begun) = oneshot::channel();
         let brake = async {
             begin.send(()).expect("the rounds wait for it");
             enough.cancelled().await;
             // The answer is late.
             tokio::time::sleep(Duration::from_millis(30)).await;
-            is_let_go.store(true, Ordering::Relaxed);
+            has_resumed.store(true, Ordering::Relaxed);
             Ok(())
         };
         let rounds = async {
@@ -94,20 +94,20 @@ mod tests {
             Ok(())
         };
         beside_brake(rounds, brake, &enough).await.expect("both are done");
-        assert!(is_let_go.load(Ordering::Relaxed));
+        assert!(has_resumed.load(Ordering::Relaxed));
     }
 
     #[tokio::test]
     async fn it_is_waited_for_as_well_where_the_rounds_fail() {
-        let (enough, is_let_go) = (CancellationToken::new(), AtomicBool::new(false));
+        let (enough, has_resumed) = (CancellationToken::new(), AtomicBool::new(false));
         let brake = async {
             enough.cancelled().await;
-            is_let_go.store(true, Ordering::Relaxed);
+            has_resumed.store(true, Ordering::Relaxed);
             failure("the brake")
         };
         let e = beside_brake(async { failure("the rounds") }, brake, &enough).await.expect_err("both failed");
         assert!(e.to_string().contains("the rounds"), "{e}");
-        assert!(is_let_go.load(Ordering::Relaxed));
+        assert!(has_resumed.load(Ordering::Relaxed));
     }
 
     #[tokio::test]

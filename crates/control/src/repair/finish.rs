@@ -121,7 +121,7 @@ async fn move_keys(source: &mut Link, target: &mut Link, keys: &[Bytes], absolut
     }
     let is_paused = pause_and_watch(source, keys).await?;
     if !is_paused && keys.len() > 1 {
-        let_go(source, is_paused).await?;
+        resume_writes(source, is_paused).await?;
         return Ok(Moved::Apart(keys.to_vec()));
     }
     let states = read(source, keys, false, absolute).await?;
@@ -129,17 +129,17 @@ async fn move_keys(source: &mut Link, target: &mut Link, keys: &[Bytes], absolut
     let expire_soon = states.iter().filter(|state| state.expires_at_ms.is_some_and(|at| at <= end));
     let alone: Vec<Bytes> = expire_soon.map(|state| state.key.clone()).collect();
     if !alone.is_empty() && keys.len() > 1 {
-        let_go(source, is_paused).await?;
+        resume_writes(source, is_paused).await?;
         return Ok(Moved::Apart(alone));
     }
     if states.is_empty() {
-        let_go(source, is_paused).await?;
+        resume_writes(source, is_paused).await?;
         return Ok(Moved::All(0));
     }
     let (copies, refused) = write(target, &states).await?;
     if let Some((key, e)) = refused {
         take_back(target, &copies).await?;
-        let_go(source, is_paused).await?;
+        resume_writes(source, is_paused).await?;
         return Ok(Moved::Refused(key, e));
     }
     wait_for_replicas(target, REPLICAS_TIMEOUT_MS).await?;
@@ -171,7 +171,7 @@ async fn pause_and_watch(source: &mut Link, keys: &[Bytes]) -> Result<bool> {
 }
 
 /// Ends a pause, and the watch.
-async fn let_go(source: &mut Link, is_paused: bool) -> Result<()> {
+async fn resume_writes(source: &mut Link, is_paused: bool) -> Result<()> {
     if is_paused {
         source.call(&[b"CLIENT", b"UNPAUSE"]).await?;
     }
@@ -222,8 +222,8 @@ async fn remove(source: &mut Link, keys: &[Bytes], is_paused: bool) -> Result<Mo
     push_unlink(source, keys);
     source.flush().await?;
     if is_paused {
-        let let_go = source.reply().await?;
-        source.check(let_go, b"CLIENT UNPAUSE")?;
+        let resumed = source.reply().await?;
+        source.check(resumed, b"CLIENT UNPAUSE")?;
     }
     let outcome = source.replies(keys.len() + 2).await?.pop().unwrap_or(Value::Null);
     match (outcome.as_items(), ServerError::of(&outcome).map(|e| e.code)) {

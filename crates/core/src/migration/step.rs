@@ -181,7 +181,7 @@ fn undo(job: &mut Job, then: Then, effects: &mut Vec<Effect>) {
     act(job, Phase::RollingBack { step: Undo::LiftPause, then }, Action::LiftPause, effects);
 }
 
-/// Lets the writers go and catches up once more: the rest did not fit into the pause, or a write slipped in.
+/// Has writes resume and catches up once more: the rest did not fit into the pause, or a write slipped in.
 fn ease(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>) {
     let pauses_max = job.rules.pauses_max;
     let batch = at_hand(job);

@@ -135,7 +135,7 @@ impl WriterFence {
     }
 
     /// Puts it up. Writes should be paused meanwhile. With [`WriterFenceKind::None`] and
-    /// [`WriterFenceKind::Pause`] there is nothing to do here but to release, or to hold longer; with
+    /// [`WriterFenceKind::Pause`] there is nothing to do here but to release, or to pause for longer; with
     /// [`WriterFenceKind::External`] and [`WriterFenceKind::Front`] nothing at all.
     ///
     /// # Errors

@@ -87,8 +87,8 @@ impl Seal {
     }
 
     /// Pauses all writes from now on, for `limit_ms` at most, and reports how far the primaries are. If one
-    /// refuses, the others resume. If the future is dropped half-way, none resumes before
-    /// [`Seal::release`].
+    /// refuses, writes to the others resume. If the future is dropped half-way, they stay paused until
+    /// [`Seal::release`], or the end of that time.
     ///
     /// # Errors
     /// As [`Link::call`].

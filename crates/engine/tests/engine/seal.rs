@@ -236,20 +236,20 @@ impl Primaries {
     }
 }
 
-/// It hangs when the pause is ordered. The others are let go although it does not answer, and its own writers
-/// as soon as it has read that they are to be held.
+/// It hangs when the pause is ordered. Writes to the others resume although it does not answer, and those to
+/// it as soon as it has read that they are to be paused.
 async fn a_primary_that_hangs_keeps_no_writers_of_others(engine: Engine) {
     let primaries = Primaries::start(engine).await;
     let mut seal = Seal::open(&primaries.deployment).await.expect("connections");
     primaries.cluster.nodes()[1].suspend().expect("suspended");
     let pausing = tokio::time::timeout(Duration::from_secs(1), seal.pause(PAUSE_MS));
     pausing.await.expect_err("one does not answer");
-    assert!(!primaries.is_written(0) && !primaries.is_written(2), "{engine}: the others are held");
+    assert!(!primaries.is_written(0) && !primaries.is_written(2), "{engine}: the others are paused");
     let began = Instant::now();
     seal.release().await.expect_err("one does not answer");
     // A reply may take half a minute.
     assert!(began.elapsed() < Duration::from_secs(20), "{engine}: {:?}", began.elapsed());
-    assert!(seal.until_ms().is_some(), "{engine}: somebody may be held still");
+    assert!(seal.until_ms().is_some(), "{engine}: one may be paused still");
     primaries.wait_until_written(0).await;
     primaries.wait_until_written(2).await;
     primaries.cluster.nodes()[1].resume().expect("resumed");
@@ -258,7 +258,7 @@ async fn a_primary_that_hangs_keeps_no_writers_of_others(engine: Engine) {
     assert_eq!(seal.until_ms(), None, "{engine}");
 }
 
-/// While one hangs, the others are let go all the same.
+/// While one hangs, writes to the others resume all the same.
 async fn a_pause_is_taken_down_on_each_primary_that_answers(engine: Engine) {
     let primaries = Primaries::start(engine).await;
     let fence = WriterFence::plan(&primaries.deployment, WriterFenceKind::Pause { limit_ms: PAUSE_MS });
@@ -266,7 +266,7 @@ async fn a_pause_is_taken_down_on_each_primary_that_answers(engine: Engine) {
     let mut seal = Seal::open(&primaries.deployment).await.expect("connections");
     seal.pause(PAUSE_MS).await.expect("paused");
     drop(seal);
-    assert!((0..3).all(|index| !primaries.is_written(index)), "{engine}: all of them are held");
+    assert!((0..3).all(|index| !primaries.is_written(index)), "{engine}: all of them are paused");
     primaries.cluster.nodes()[1].suspend().expect("suspended");
     fence.lift(&primaries.deployment).await.expect_err("one does not answer");
     primaries.wait_until_written(0).await;

@@ -13,7 +13,7 @@ use super::report::CutoverReport;
 pub(super) const NOTHING_CHANGED: &str = "nothing was changed";
 
 /// What becomes of one whose server was lost under the pause.
-const LET_GO: &str = "writes go on by themselves when the pause is over";
+const RESUMED: &str = "writes go on by themselves when the pause is over";
 
 /// An order for the target to take over.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl NotTakenOver {
     /// What came of a cutover that began or did not. If a server was lost, what was changed is said.
     pub fn new(error: Error, beginning: &Beginning) -> NotTakenOver {
         let begun = beginning.has_begun();
-        let left = if begun { LET_GO } else { NOTHING_CHANGED };
+        let left = if begun { RESUMED } else { NOTHING_CHANGED };
         let error = if error.is_link() && error.left.is_empty() { error.with_left(left) } else { error };
         NotTakenOver { error, begun }
     }

@@ -377,8 +377,8 @@ impl Syncer {
         let compared = self.compare(options.compare, sample, Settle::none()).await?;
         compared.refusal().map_or(Ok(()), Err)?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots
-        // of the source that moved may be written to on nodes where they are not paused. A primary that does
-        // not answer may be either.
+        // of the source that moved may be written to on nodes where writes are not paused. A primary that
+        // does not answer may be either.
         copy::check_target(&self.shared).await?;
         self.shared.check_source().await?;
         if !self.is_calm() {
@@ -478,8 +478,8 @@ fn too_late() -> Error {
     refused("fencing the writers off took longer than the pause").with_remedy(Remedy::AllowLongerPause)
 }
 
-/// Resumes writes, if they are paused still. False if a server may still pause them: it resumes them when the
-/// pause is over.
+/// Resumes writes, if they are paused still. False if they may still be paused at a server: it resumes them
+/// when the pause is over.
 async fn resume(seal: &mut Seal) -> bool {
     if seal.until_ms().is_none() {
         return true;

@@ -36,7 +36,7 @@ pub struct SyncReport {
 pub struct CutoverReport {
     /// Nothing was done: it was only looked how it would go.
     pub dry_run: bool,
-    /// How long writes would be paused, by what it took before they were, in milliseconds.
+    /// How long writes would be paused, in milliseconds: estimated from what the same took without a pause.
     pub estimate_ms: u64,
     /// How long they were paused, in milliseconds, reads too if a front held clients; with `--fence pause`
     /// until they were fenced off, with `--fence external` how long no client had written when the target

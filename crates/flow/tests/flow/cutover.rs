@@ -1,5 +1,5 @@
 //! Cutovers that are interrupted half-way, or whose servers hang: writers are let in on one side at most, and
-//! nobody is held for longer than was allowed.
+//! writes are paused for no longer than was allowed.
 
 use std::path::Path;
 use std::sync::Arc;

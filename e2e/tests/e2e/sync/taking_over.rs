@@ -60,7 +60,7 @@ fn writers_are_kept_out_after_the_cutover() {
         job.cutover(&[&too_short[..], &["--dry-run"]].concat()).expect_code(4);
         assert_eq!(report(&planned)["report"]["dry_run"], true, "{planned:#?}");
         redis::cmd("SET").arg("before").arg(2).exec(&mut app).expect("nothing was done yet");
-        // A pause that is too short for anything is given up, and nobody is held any more.
+        // A pause that is too short for anything is given up, and writes are not paused any more.
         job.cutover(&too_short).expect_code(4);
         redis::cmd("SET").arg("before").arg(3).exec(&mut app).expect("everything is as before");
         // One key of thousands that differs is found when all are compared.
