@@ -12,4 +12,5 @@ pub mod cluster_writers;
 pub mod compare;
 pub mod dataset;
 pub mod deployment;
+pub mod trouble;
 pub mod writers;

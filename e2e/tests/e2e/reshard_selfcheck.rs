@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use whimbrel_e2e::shards;
-use whimbrel_judge::cluster_writers::{ClusterWriters, IncidentKind, Load, TroubleKind, tags_in};
+use whimbrel_judge::cluster_writers::{ClusterWriters, IncidentKind, Load, tags_in};
 use whimbrel_judge::deployment::{Deployment, slot_of};
+use whimbrel_judge::trouble::TroubleKind;
 use whimbrel_lab::{Cluster, Engine};
 
 /// Enough for anything here on a busy machine; nothing waits that long unless it fails.

@@ -7,7 +7,8 @@ use whimbrel_e2e::binary;
 use whimbrel_judge::compare::{Comparison, assert_equal, diff, snapshot};
 use whimbrel_judge::dataset::{Dataset, Scale};
 use whimbrel_judge::deployment::{Deployment, now_ms, slot_of};
-use whimbrel_judge::writers::{Load, TroubleKind, Writers};
+use whimbrel_judge::trouble::TroubleKind;
+use whimbrel_judge::writers::{Load, Writers};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 whimbrel_lab::for_each_engine! {

@@ -28,6 +28,7 @@ pub use observed::{Incident, IncidentKind, Observed, Stall};
 use crate::compare::{KeyState, states_of};
 use crate::dataset::random::Random;
 use crate::deployment::{Deployment, now_ms, slot_of};
+use crate::trouble::TroubleKind;
 use client::{words_of, words_of_outcome};
 use subject::{Contradiction, Kind, Model};
 
@@ -368,19 +369,6 @@ pub struct Trouble {
     pub name: String,
     /// More about it, and the last commands.
     pub words: String,
-}
-
-/// Kinds of [`Trouble`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TroubleKind {
-    /// A key is gone though it must be there.
-    Lost,
-    /// A key holds something else than was last acknowledged.
-    Stale,
-    /// A key is there though it was deleted or has expired.
-    Resurrected,
-    /// During the writing a server answered as if an acknowledged write had not been.
-    WrongReply,
 }
 
 impl fmt::Display for Trouble {

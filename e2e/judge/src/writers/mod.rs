@@ -18,6 +18,7 @@ use parking_lot::RwLock;
 use crate::compare::{state_differences, states_of};
 use crate::dataset::random::Random;
 use crate::deployment::{Deployment, now_ms};
+use crate::trouble::TroubleKind;
 use link::{Link, Outcome};
 use model::{Kind, Model, Write};
 
@@ -187,19 +188,6 @@ pub struct Trouble {
     pub key: String,
     /// More about it.
     pub words: String,
-}
-
-/// Kinds of [`Trouble`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TroubleKind {
-    /// The key is gone though it must be there.
-    Lost,
-    /// The key holds something else than was last acknowledged.
-    Stale,
-    /// The key is there though its deletion was acknowledged.
-    Resurrected,
-    /// During the writing a server answered as if an acknowledged write had not been.
-    WrongReply,
 }
 
 impl fmt::Display for Trouble {
