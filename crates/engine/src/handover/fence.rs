@@ -170,7 +170,7 @@ impl Handover {
     /// A source that keeps no offset is believed if it answers before the pause ends.
     ///
     /// If the source would remove the keys itself, and would crash doing that while a child of it saves, the
-    /// fence is a [bare](FenceKind::Bare) one for as long as there is a child.
+    /// fence is a [bare](SlotFenceKind::Bare) one for as long as there is a child.
     ///
     /// # Errors
     /// `Server` if the source refused: then it owns the slots, and may still be paused. After any other it is
