@@ -26,7 +26,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// How long a page may take until it shows what is waited for.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
 
-const LOOK_PERIOD: Duration = Duration::from_millis(50);
+const POLL_PERIOD: Duration = Duration::from_millis(50);
 
 /// A browser with one page. Its process is killed, and its folder removed, on drop.
 pub struct Browser {
@@ -64,17 +64,17 @@ impl Browser {
             }
         });
         let began = Instant::now();
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         let at = loop {
             let left = START_WITHIN.saturating_sub(began.elapsed());
             let line = lines.recv_timeout(left).unwrap_or_else(|_| {
                 let _ = process.kill();
-                panic!("the browser does not start:\n{}", said.join("\n"))
+                panic!("the browser does not start:\n{}", output.join("\n"))
             });
             if let Some(at) = line.strip_prefix("DevTools listening on ") {
                 break at.to_owned();
             }
-            said.push(line);
+            output.push(line);
         };
         let (socket, _) = tungstenite::connect(&at).expect("it can be driven");
         if let MaybeTlsStream::Plain(stream) = socket.get_ref() {
@@ -162,7 +162,7 @@ impl Browser {
                 return;
             }
             assert!(Instant::now() < until, "it is not loaded again");
-            thread::sleep(LOOK_PERIOD);
+            thread::sleep(POLL_PERIOD);
         }
     }
 
@@ -212,7 +212,7 @@ impl Browser {
                 let shown = self.eval("document.body ? document.body.innerText : ''");
                 panic!("not within {within:?}: {script}\n{}\n{:?}", shown, self.complaints);
             }
-            thread::sleep(LOOK_PERIOD);
+            thread::sleep(POLL_PERIOD);
         }
     }
 

@@ -163,8 +163,8 @@ impl Fleet {
     /// to it, and then it is looked again.
     #[track_caller]
     pub fn assert_kept(&self, record: &Record) {
-        let look = || record.check(&Deployment::at(self.members[0].address()).ok()?).ok();
-        record.assert_none(&until("each key is read where its slot is said to be", look));
+        let check = || record.check(&Deployment::at(self.members[0].address()).ok()?).ok();
+        record.assert_none(&until("each key is read where its slot is said to be", check));
     }
 
     /// Where clients of clusters connect.

@@ -26,14 +26,14 @@ impl Listening {
         address: SocketAddr,
         folder: &Path,
     ) -> anyhow::Result<Listening> {
-        let said = folder.join(format!("{name}-output"));
-        let file = File::create(&said)?;
+        let output_path = folder.join(format!("{name}-output"));
+        let file = File::create(&output_path)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let mut process = Listening(command.spawn().with_context(|| format!("start {name}"))?);
         let began = Instant::now();
         while TcpStream::connect(address).is_err() {
             if process.0.try_wait()?.is_some() || began.elapsed() > PATIENCE {
-                bail!("{name} lets nobody in: {}", std::fs::read_to_string(&said).unwrap_or_default());
+                bail!("{name} lets nobody in: {}", std::fs::read_to_string(&output_path).unwrap_or_default());
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -36,7 +36,7 @@ const VALUE_BYTES: usize = 100;
 const MARKER_PAUSE: Duration = Duration::from_millis(10);
 
 /// Between two looks for one: the precision of what is measured.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_PERIOD: Duration = Duration::from_micros(200);
 
 /// The source keeps so much of its stream: more than is written while the link is cut.
 const BACKLOG: &str = "256mb";
@@ -248,7 +248,7 @@ fn await_marker(target: &mut Connection, marker: &str, sent: Instant) -> anyhow:
         if sent.elapsed() > PATIENCE {
             bail!("{marker} does not arrive");
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_PERIOD);
     }
     Ok(())
 }

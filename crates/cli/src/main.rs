@@ -3,9 +3,9 @@
 //! - [`commands`]: one module for each command;
 //! - [`settings`]: what the user typed, and what it resolves to;
 //! - [`ui`]: questions, progress, tables, words for errors, JSON;
-//! - [`exit`], [`signals`]: exit codes, Ctrl-C.
+//! - [`signals`], [`exit`], [`version`]: Ctrl-C, exit codes, what `--version` prints.
 //!
-//! Commands use all of it; `ui` uses `settings`, and neither uses commands.
+//! Commands use the rest. `ui` and `settings` do not use each other, and neither uses commands.
 
 /// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it
 /// do.

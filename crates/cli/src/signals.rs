@@ -10,28 +10,28 @@ use crate::exit::Exit;
 static STOPPED_BY_USER: AtomicBool = AtomicBool::new(false);
 
 /// Nothing is in flight that a signal could stop half-way.
-static ONLY_LOOKS: AtomicBool = AtomicBool::new(false);
+static READ_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// Says that this command changes nothing: ending it is not worth a word.
-pub fn only_looks() {
-    ONLY_LOOKS.store(true, Ordering::Relaxed);
+pub fn note_read_only() {
+    READ_ONLY.store(true, Ordering::Relaxed);
 }
 
 /// Nothing has begun yet: the user is being asked. Until it is dropped, being stopped is not worth a word.
 pub struct WhileAsking {
-    only_looked: bool,
+    was_read_only: bool,
 }
 
 impl WhileAsking {
     /// From here on.
     pub fn begin() -> WhileAsking {
-        WhileAsking { only_looked: ONLY_LOOKS.swap(true, Ordering::Relaxed) }
+        WhileAsking { was_read_only: READ_ONLY.swap(true, Ordering::Relaxed) }
     }
 }
 
 impl Drop for WhileAsking {
     fn drop(&mut self) {
-        ONLY_LOOKS.store(self.only_looked, Ordering::Relaxed);
+        READ_ONLY.store(self.was_read_only, Ordering::Relaxed);
     }
 }
 
@@ -59,7 +59,7 @@ pub fn watch(stop: CancellationToken) {
                 );
                 std::process::exit(Exit::Stopped as i32);
             }
-            if !ONLY_LOOKS.load(Ordering::Relaxed) {
+            if !READ_ONLY.load(Ordering::Relaxed) {
                 eprintln!("stopping: what is in flight is finished; once more to stop at once");
             }
             stop.cancel();

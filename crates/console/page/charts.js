@@ -111,12 +111,12 @@ export function chart({ title, series, format, test, empty, base = 10 }) {
       text(since, `${span / 60000} min ago`);
       text(top, format(most));
       text(middle, format(most / 2));
-      const said = series.map((s) => format(lastOf(points, s.of, at)));
-      const known = said.some((word) => word !== UNKNOWN);
+      const texts = series.map((s) => format(lastOf(points, s.of, at)));
+      const known = texts.some((word) => word !== UNKNOWN);
       text(
         now,
         known
-          ? said.map((word, i) => (i ? `${series[i].name} ${word}` : word)).join(", ")
+          ? texts.map((word, i) => (i ? `${series[i].name} ${word}` : word)).join(", ")
           : points.length
             ? (empty ?? "not known")
             : "no points yet",

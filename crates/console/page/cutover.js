@@ -125,10 +125,15 @@ export async function rehearse(name, values, back = false) {
 }
 
 /**
- * Asks for the job's name, and for what is doubtful to be confirmed, then cuts over; `done` gets what came of
+ * Asks for the job's name, and for each warning to be confirmed, then cuts over; `done` gets what came of
  * it.
  */
-export function ask(job, values, line, { back = false, later = {}, doubts = [], holds = () => true, done }) {
+export function ask(
+  job,
+  values,
+  line,
+  { back = false, later = {}, warnings = [], holds = () => true, done },
+) {
   const [from, to] = [job.source, job.target];
   const due = [
     later.at && `not before ${later.at}`,
@@ -140,7 +145,7 @@ export function ask(job, values, line, { back = false, later = {}, doubts = [], 
     test: "cutover",
     name: job.name,
     verb: back ? "Roll back" : due.length ? "Order it" : "Cut over",
-    doubts,
+    warnings,
     lines: [
       due.length ? `Later, and by itself: ${due.join(", ")}. It can be taken back until then.` : null,
       `Writes are paused for at most ${duration(values.max_pause_ms)}. Then ${to} takes over from ${from}.`,

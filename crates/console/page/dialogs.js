@@ -46,7 +46,7 @@ function reportLate(title, what) {
  * shown in it.
  */
 export function form({ test, parts, label, danger, run, ready }) {
-  const said = h("div", {});
+  const result = h("div", {});
   const send = h(
     "button",
     { type: "submit", class: danger ? "danger" : "primary", test: `${test.replace(/-form$/, "")}-button` },
@@ -56,7 +56,7 @@ export function form({ test, parts, label, danger, run, ready }) {
     "form",
     { test, autocomplete: "off", novalidate: true },
     parts,
-    said,
+    result,
     h("div", { class: "actions" }, send),
   );
   let busy = false;
@@ -67,9 +67,9 @@ export function form({ test, parts, label, danger, run, ready }) {
     if (send.disabled) return;
     busy = true;
     check();
-    fill(said, h("p", { role: "status" }, "Asking …"));
+    fill(result, h("p", { role: "status" }, "Asking …"));
     const title = node.closest("dialog")?.querySelector("h2")?.textContent ?? label;
-    const report = (what) => (node.isConnected ? fill(said, what) : what && reportLate(title, what));
+    const report = (what) => (node.isConnected ? fill(result, what) : what && reportLate(title, what));
     try {
       const words = await run();
       report(words ? h("p", { role: "status" }, words) : null);
@@ -80,7 +80,7 @@ export function form({ test, parts, label, danger, run, ready }) {
     check();
   });
   check();
-  return { node, said, check };
+  return { node, result, check };
 }
 
 /** The parts that have somebody type a name before something is done. */
@@ -97,15 +97,15 @@ export function typed(name, test, label) {
 }
 
 /**
- * Asks for a name to be typed, and then does it. Each of `doubts`, as `[what is missing, what is confirmed,
+ * Asks for a name to be typed, and then does it. Each of `warnings`, as `[what is missing, what is confirmed,
  * test]`, has to be confirmed besides.
  */
-export function confirm({ title, test, lines, name, label, verb, run, doubts = [] }) {
+export function confirm({ title, test, lines, name, label, verb, run, warnings = [] }) {
   return open(title, `${test}-dialog`, (close) => {
     const asked = typed(name, `${test}-confirm`, label ?? "To confirm, type the job's name:");
-    const boxes = doubts.map(([, label, name]) => checkbox(label, name));
-    const warned = doubts.map(([missing], i) =>
-      h("div", { class: "failure doubt" }, h("p", {}, h("strong", {}, missing)), boxes[i].node),
+    const boxes = warnings.map(([, label, name]) => checkbox(label, name));
+    const warned = warnings.map(([missing], i) =>
+      h("div", { class: "failure warning" }, h("p", {}, h("strong", {}, missing)), boxes[i].node),
     );
     const parts = [
       lines.map((line) => (line instanceof Node ? line : h("p", {}, line))),

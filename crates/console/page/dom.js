@@ -196,10 +196,10 @@ export function progress(label) {
   const node = h("span", { class: "progress" }, bar, words);
   return {
     node,
-    set(percent, said) {
+    set(percent, shown) {
       show(bar, percent !== null && percent !== undefined);
       if (percent !== null && percent !== undefined) attr(bar, "value", percent);
-      text(words, said);
+      text(words, shown);
     },
   };
 }
@@ -252,8 +252,8 @@ export function announce(words) {
   timer = setTimeout(() => {
     const all = [...new Set(waiting)];
     const rest = all.length - 3;
-    const said = all.slice(0, 3).join(". ") + (rest > 0 ? `. And ${rest} more changes` : "");
-    document.getElementById("announcer").textContent = said;
+    const spoken = all.slice(0, 3).join(". ") + (rest > 0 ? `. And ${rest} more changes` : "");
+    document.getElementById("announcer").textContent = spoken;
     [waiting, timer] = [[], 0];
   }, 700);
 }

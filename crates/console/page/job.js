@@ -135,7 +135,7 @@ export function syncParts(status) {
     `${countOf(counts.written ?? 0, "key")} and ${bytes(counts.bytes_written ?? 0)} written, ` +
       `${count(counts.gone ?? 0)} removed; ` +
       `${count(counts.retries ?? 0)} retries, ${countOf(counts.failed ?? 0, "key")} failed, ` +
-      `${countOf(status.doubtful_slots ?? 0, "slot")} in doubt`,
+      `${countOf(status.suspect_slots ?? 0, "slot")} in doubt`,
     status.trouble ? `tried again: ${status.trouble}` : null,
     typeof status.disk_full_ms === "number"
       ? `the journal's disk has been full for ${duration(status.disk_full_ms)}`
@@ -352,17 +352,18 @@ export function cancelPlanButton(plan) {
 }
 
 /** The buttons, as `can` says. */
-function actions(job, said) {
+function actions(job, result) {
   const can = job.can ?? [];
   const isSteered = can.includes("pause") || can.includes("resume");
   const steer = (verb, done) => async () => {
-    fill(said, h("p", {}, "Asking …"));
+    fill(result, h("p", {}, "Asking …"));
     try {
       const answer = await order(jobPath(job.name, verb));
       const until = verb === "resume" && answer?.rates?.paused_until_s;
-      fill(said, h("p", {}, until ? `${done} Its keys wait for their time of the day: ${time(until)}.` : done));
+      const words = until ? `${done} Its keys wait for their time of the day: ${time(until)}.` : done;
+      fill(result, h("p", {}, words));
     } catch (error) {
-      fill(said, failure(error));
+      fill(result, failure(error));
     }
   };
   return [
@@ -455,7 +456,7 @@ function skeleton(name) {
     rate: h("span", {}),
     keys: h("span", {}),
     actions: h("div", { class: "actions" }),
-    said: h("div", { role: "status" }),
+    result: h("div", { role: "status" }),
     facts: h("dl", {}),
     slots: h("p", { test: "job-slots" }),
     bar: shardBar(0),
@@ -484,7 +485,7 @@ function skeleton(name) {
     at.error,
     h("div", { class: "figures" }, at.done.node, at.eta, at.rate, at.keys),
     at.actions,
-    at.said,
+    at.result,
     at.again,
     at.move,
     h("section", {}, h("h2", {}, "Last five minutes"), h("div", { class: "charts" }, all)),
@@ -546,7 +547,7 @@ function paint(at, job, read) {
   text(at.rate, job.ended || rate === UNKNOWN ? "" : rate);
   text(at.keys, keysLine(job));
   const left = openOfPlan(job.plan).length;
-  refill(at.actions, [job.can, job.ended, job.answers, state.me?.role, left], () => actions(job, at.said));
+  refill(at.actions, [job.can, job.ended, job.answers, state.me?.role, left], () => actions(job, at.result));
   show(at.rates, (job.can ?? []).includes("set"));
   refill(at.facts, facts(job), () =>
     facts(job).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
@@ -602,13 +603,13 @@ function pretty(value) {
 
 export function open(name) {
   const at = skeleton(name);
-  const look = reader(name, () => update());
+  const poller = reader(name, () => update());
   let last = null;
 
   function update() {
-    look.tick();
-    const job = jobNamed(name) ?? look.read.answer?.job ?? last;
-    const { error } = look.read;
+    poller.tick();
+    const job = jobNamed(name) ?? poller.read.answer?.job ?? last;
+    const { error } = poller.read;
     refill(at.error, error ? [error.message, error.status] : null, () =>
       error
         ? failure(
@@ -620,12 +621,12 @@ export function open(name) {
     );
     if (!job) return;
     last = job;
-    paint(at, job, look.read);
+    paint(at, job, poller.read);
   }
   const readMs = () => {
-    const details = look.read.readMs;
+    const details = poller.read.readMs;
     const isLive = last && !last.ended && details;
     return isLive ? Math.min(state.readMs ?? details, details) : state.readMs;
   };
-  return { node: at.node, title: name, update, readMs, close: look.stop };
+  return { node: at.node, title: name, update, readMs, close: poller.stop };
 }

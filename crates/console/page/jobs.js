@@ -68,10 +68,10 @@ function makeRow(of, job) {
   const badge = h("span", { class: "badge" });
   const done = progress(`How much of ${job.name} is done`);
   line.cells_.name.append(link);
-  const said = h("span", { class: "said" });
-  line.cells_.state.append(badge, said);
+  const message = h("span", { class: "row-message" });
+  line.cells_.state.append(badge, message);
   line.cells_.percent.append(done.node);
-  Object.assign(line, { badge, done, said });
+  Object.assign(line, { badge, done, message });
   return line;
 }
 
@@ -89,8 +89,8 @@ function updateRow(line, job) {
   text(cells.started, time(job.created_s));
   cell(cells.by, job.begun_by ?? "-");
   cell(cells.ended, job.ended_s ? time(job.ended_s) : "-");
-  text(line.said, job.message ?? "");
-  show(line.said, Boolean(job.message));
+  text(line.message, job.message ?? "");
+  show(line.message, Boolean(job.message));
 }
 
 /** What is looked for in a job. */
@@ -130,7 +130,7 @@ export function open() {
     value: filter.text,
     placeholder: "name, node, state, who",
   });
-  const said = h("p", { test: "job-count", class: "dim" });
+  const counted = h("p", { test: "job-count", class: "dim" });
   const more = button("", "job-more", () => {
     shown += PAGE;
     update();
@@ -150,7 +150,7 @@ export function open() {
       h("label", {}, "State ", states),
       h("label", {}, "Find ", search),
     ),
-    said,
+    counted,
     plans,
     of.region,
     none,
@@ -193,7 +193,7 @@ export function open() {
     );
     const open = [...state.jobs.values()].filter((job) => !job.ended).length;
     text(
-      said,
+      counted,
       `${countOf(state.jobs.size, "job")}, of which ${count(open)} have not ended` +
         (all.length === state.jobs.size ? "" : `; ${count(all.length)} match`),
     );

@@ -170,7 +170,7 @@ function connect() {
       lastGot = Date.now();
       const changed = take(event, data);
       if (wasLost) announce("connection found again");
-      changed.said.forEach(announce);
+      changed.news.forEach(announce);
       if (!state.me) askMe();
       soon(changed);
     },

@@ -91,7 +91,7 @@ function syncStep(job, status, error) {
     lag !== null && follows ? `the target is ${duration(lag)} behind` : null,
     status && !silent.length ? "all servers answer" : null,
     status && !failed ? "no key has failed" : null,
-    status?.doubtful_slots === 0 ? "no slot is in doubt" : null,
+    status?.suspect_slots === 0 ? "no slot is in doubt" : null,
   ];
   const missing = isEnded(job)
     ? []
@@ -104,7 +104,7 @@ function syncStep(job, status, error) {
         ...silent.map((server) => `${server.address} has been silent for ${duration(server.silent_ms)}`),
         ...broken.map((source) => `${source.address}: ${source.trouble}`),
         failed ? `${countOf(failed, "key")} are not on the target: see below` : null,
-        status?.doubtful_slots ? `${countOf(status.doubtful_slots, "slot")} are gone through again` : null,
+        status?.suspect_slots ? `${countOf(status.suspect_slots, "slot")} are gone through again` : null,
         typeof status?.disk_full_ms === "number" ? "the journal's disk is full" : null,
         error && !status ? `how it stands cannot be read: ${error.message}` : null,
       ];
@@ -171,7 +171,7 @@ function refusal(job) {
     : "The sync has to follow first.";
 }
 
-function skeleton(name, job, mine, update, look) {
+function skeleton(name, job, mine, update, poller) {
   const at = {
     heading: h("h1", { tabindex: "-1" }, `Migration ${name}`),
     badge: h("span", { class: "badge" }),
@@ -181,7 +181,7 @@ function skeleton(name, job, mine, update, look) {
     choices: settings(mine.chosen),
   };
   const pair = () => ({ source: urlOf(job(), "source"), target: urlOf(job(), "target") });
-  const found = () => (look.again(), update());
+  const found = () => (poller.again(), update());
   const part = (key) => (at[key] = h("div", {}));
   at.assessButton = gated("Assess …", "step-button", () => openAssess(pair(), found));
   at.assess = step(
@@ -209,7 +209,7 @@ function skeleton(name, job, mine, update, look) {
     at.verifyButton.node,
     part("verifyLine"),
   );
-  at.rehearseSaid = h("div", { role: "status" });
+  at.rehearseResult = h("div", { role: "status" });
   at.rehearseButton = gated("Rehearse the cutover", "rehearse-button", () =>
     doRehearse(at, name, found),
   );
@@ -219,13 +219,13 @@ function skeleton(name, job, mine, update, look) {
     "step-rehearse",
     at.choices.node,
     at.rehearseButton.node,
-    at.rehearseSaid,
+    at.rehearseResult,
     part("rehearseLine"),
   );
-  at.cutButton = gated("Cut over …", "cutover-open", () => doCutover(at, job(), mine, look, update), {
+  at.cutButton = gated("Cut over …", "cutover-open", () => doCutover(at, job(), mine, poller, update), {
     class: "danger",
   });
-  at.cutSaid = h("div", {});
+  at.cutResult = h("div", {});
   at.withdraw = button("Take the order back", "cutover-withdraw", () => doWithdraw(at, name));
   at.cut = step(
     5,
@@ -233,10 +233,10 @@ function skeleton(name, job, mine, update, look) {
     "step-cutover",
     at.cutButton.node,
     at.withdraw,
-    at.cutSaid,
+    at.cutResult,
     part("cutLine"),
   );
-  at.backSaid = h("div", { role: "status" });
+  at.backResult = h("div", { role: "status" });
   at.backRehearse = gated("Rehearse the rollback", "back-rehearse", () =>
     doBack(at, job(), mine, true, update),
   );
@@ -251,7 +251,7 @@ function skeleton(name, job, mine, update, look) {
     part("fenced"),
     at.backRehearse.node,
     at.backButton.node,
-    at.backSaid,
+    at.backResult,
     part("backLine"),
   );
   at.choices.node.addEventListener("input", update);
@@ -272,54 +272,54 @@ function skeleton(name, job, mine, update, look) {
   return at;
 }
 
-function doCutover(at, job, mine, look, update) {
+function doCutover(at, job, mine, poller, update) {
   const done = (answer) => {
     mine.done = { answer, of: job.created_s };
     update();
   };
-  const doubtsOf = (job) => [
+  const warningsOf = (job) => [
     !isVerified(job) && [
       "Nothing was verified: no comparison of all keys says that both sides are equal.",
       "Cut over without a comparison of all keys",
       "cutover-unverified",
     ],
-    !isRehearsed(at, job, look.read.answer?.remembered) && [
+    !isRehearsed(at, job, poller.read.answer?.remembered) && [
       "This cutover was not rehearsed with these choices.",
       "Cut over without a rehearsal",
       "cutover-unrehearsed",
     ],
   ].filter(Boolean);
-  const doubts = doubtsOf(job);
-  // Of the same run, with no doubt that was not confirmed.
+  const warnings = warningsOf(job);
+  // Of the same run, with no warning that was not confirmed.
   const holds = () => {
     const now = jobNamed(job.name) ?? job;
-    const isConfirmed = ([, , test]) => doubts.some((doubt) => doubt[2] === test);
-    return now.created_s === job.created_s && doubtsOf(now).every(isConfirmed);
+    const isConfirmed = ([, , test]) => warnings.some((warning) => warning[2] === test);
+    return now.created_s === job.created_s && warningsOf(now).every(isConfirmed);
   };
   try {
     const later = at.choices.later();
-    ask(job, at.choices.values(), at.choices.line(job.name), { doubts, later, holds, done });
+    ask(job, at.choices.values(), at.choices.line(job.name), { warnings, later, holds, done });
   } catch (error) {
-    fill(at.cutSaid, failure(error));
+    fill(at.cutResult, failure(error));
   }
 }
 
 async function doWithdraw(at, name) {
   try {
     await order(jobPath(name, "cutover/withdraw"));
-    fill(at.cutSaid, h("p", { role: "status" }, "Taken back: it is not cut over later."));
+    fill(at.cutResult, h("p", { role: "status" }, "Taken back: it is not cut over later."));
   } catch (error) {
-    fill(at.cutSaid, failure(error));
+    fill(at.cutResult, failure(error));
   }
 }
 
 async function doRehearse(at, name, found) {
-  fill(at.rehearseSaid, h("p", {}, "Rehearsing: nothing is changed …"));
+  fill(at.rehearseResult, h("p", {}, "Rehearsing: nothing is changed …"));
   try {
     await rehearse(name, at.choices.values());
-    fill(at.rehearseSaid);
+    fill(at.rehearseResult);
   } catch (error) {
-    fill(at.rehearseSaid, failure(error));
+    fill(at.rehearseResult, failure(error));
   }
   found();
 }
@@ -343,10 +343,10 @@ async function doBack(at, job, mine, dryRun, update) {
       );
       return;
     }
-    fill(at.backSaid, h("p", {}, "Rehearsing: nothing is changed …"));
-    fill(at.backSaid, outcome(await rehearse(back.name, values, true)));
+    fill(at.backResult, h("p", {}, "Rehearsing: nothing is changed …"));
+    fill(at.backResult, outcome(await rehearse(back.name, values, true)));
   } catch (error) {
-    fill(at.backSaid, failure(error));
+    fill(at.backResult, failure(error));
   }
 }
 
@@ -414,7 +414,7 @@ function paintCutover(at, job, mine, remembered) {
   const done = mine.done?.of === job.created_s ? mine.done.answer : undefined;
   // A new order: what was said about one that was taken back is about another.
   const scheduled = job.scheduled ? JSON.stringify(job.scheduled) : null;
-  if (scheduled && at.scheduled !== scheduled) fill(at.cutSaid);
+  if (scheduled && at.scheduled !== scheduled) fill(at.cutResult);
   at.scheduled = scheduled;
   show(at.withdraw, Boolean(job.scheduled) && !job.ended && may("administer"));
   const verified = isVerified(job);
@@ -452,7 +452,7 @@ function paintBack(at, job, mine) {
   const isBack = Boolean(leadsBack(job));
   const back = isBack ? job : wayBack(job);
   const runs = back?.running && !back.ended;
-  const said = mine.back?.of === back?.created_s ? mine.back : undefined;
+  const ordered = mine.back?.of === back?.created_s ? mine.back : undefined;
   const came = back && isCutOver(back) && (isCutOver(job) || isBack);
   const reasons =
     isCutOver(job) || isBack
@@ -469,8 +469,8 @@ function paintBack(at, job, mine) {
         (isCutOver(job) || isBack) &&
         `${back.name} follows ${back.source} back into ${back.target}: ${stateOf(back)}`,
       came && `${back.target} has taken over again`,
-      came && fenceText(back, said?.fence),
-      ...(said?.answer?.text ?? []),
+      came && fenceText(back, ordered?.fence),
+      ...(ordered?.answer?.text ?? []),
     ],
     reasons,
     false,
@@ -479,7 +479,7 @@ function paintBack(at, job, mine) {
   const why = !back || !runs ? nothing : refusal(back);
   at.backButton.set(why);
   at.backRehearse.set(why);
-  const left = came && said?.fence !== "none" && said?.fence !== "front" ? back : null;
+  const left = came && ordered?.fence !== "none" && ordered?.fence !== "front" ? back : null;
   refill(at.fenced, left?.name ?? null, () =>
     left
       ? [
@@ -523,16 +523,16 @@ function paintLines(at, job, remembered) {
 
 export function open(name) {
   const mine = keptOf(name);
-  const look = reader(name, () => update());
+  const poller = reader(name, () => update());
   let last = null;
   // After a reload the job itself may be there before the list of all jobs.
-  const known = () => jobNamed(name) ?? look.read.answer?.job ?? last;
-  const at = skeleton(name, known, mine, () => update(), look);
+  const known = () => jobNamed(name) ?? poller.read.answer?.job ?? last;
+  const at = skeleton(name, known, mine, () => update(), poller);
 
   function update() {
     const job = known();
-    look.tick();
-    const { error } = look.read;
+    poller.tick();
+    const { error } = poller.read;
     const isMissing = !jobNamed(name) && error?.status === 404;
     const missing = { message: `there is no job ${name}`, remedy: "see the list of migrations" };
     const shown = isMissing ? missing : job ? null : error;
@@ -552,11 +552,11 @@ export function open(name) {
         at.note,
         `This sync leads back: ${first.name} was cut over before. What counts here is the last step.`,
       );
-    paintSteps(at, job, look.read, mine);
+    paintSteps(at, job, poller.read, mine);
   }
   const readMs = () =>
-    last && !last.ended && look.read.readMs
-      ? Math.min(state.readMs ?? Infinity, look.read.readMs)
+    last && !last.ended && poller.read.readMs
+      ? Math.min(state.readMs ?? Infinity, poller.read.readMs)
       : state.readMs;
-  return { node: at.node, title: `Migration ${name}`, update, readMs, close: look.stop };
+  return { node: at.node, title: `Migration ${name}`, update, readMs, close: poller.stop };
 }

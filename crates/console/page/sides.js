@@ -68,7 +68,7 @@ export function fields(fixed = {}) {
 export const line = (...words) => ["whimbrel", ...words.filter(Boolean)].map(quoted).join(" ");
 
 /** Assesses, and waits until that is done. The server remembers what was found between two sides. */
-export async function assess(body, said = () => {}) {
+export async function assess(body, notify = () => {}) {
   const { id } = await post("assessments", body);
   const began = Date.now();
   for (;;) {
@@ -78,7 +78,7 @@ export async function assess(body, said = () => {}) {
       announce(answer.state === "done" ? verdictText(answer.report?.verdict) : "the assessment has failed");
       return found;
     }
-    said(`Assessing for ${duration(Date.now() - began)} …`);
+    notify(`Assessing for ${duration(Date.now() - began)} …`);
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
 }

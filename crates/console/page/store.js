@@ -77,19 +77,19 @@ export function reset() {
 }
 
 /**
- * Takes in a message. Returns what has changed: `{jobs: names or null, cluster, fleet, canary, said}`, where
- * `said` is what is worth announcing to people who do not look.
+ * Takes in a message. Returns what has changed: `{jobs: names or null, cluster, fleet, canary, news}`, where
+ * `news` is what is worth announcing to people who do not look.
  */
 export function take(event, data) {
   const first = event === "state";
   offsets.push(Date.now() - data.now_ms);
   if (offsets.length > OFFSETS) offsets.shift();
-  const changed = { jobs: null, cluster: false, fleet: false, canary: false, said: [] };
+  const changed = { jobs: null, cluster: false, fleet: false, canary: false, news: [] };
   state.trouble = data.trouble ?? null;
   // Jobs that cannot be read are as old as when they last could.
   const readBefore = state.readMs;
   state.readMs = data.read_ms ?? (data.trouble ? state.readMs : data.now_ms);
-  if (data.jobs || data.gone || first) changed.jobs = takeJobs(first, data, changed.said);
+  if (data.jobs || data.gone || first) changed.jobs = takeJobs(first, data, changed.news);
   // Also of a job that stands still: a line without points would look as if nobody had asked. Messages about
   // other things than jobs come between two readings.
   if (!data.trouble && state.readMs !== readBefore) {
@@ -97,7 +97,7 @@ export function take(event, data) {
   }
   for (const part of ["cluster", "fleet", "canary"]) {
     if (!(part in data)) continue;
-    if (part === "cluster") changed.said.push(...clusterNews(state.cluster, data.cluster));
+    if (part === "cluster") changed.news.push(...clusterNews(state.cluster, data.cluster));
     state[part] = data[part];
     changed[part] = true;
   }
@@ -106,7 +106,7 @@ export function take(event, data) {
   return changed;
 }
 
-function takeJobs(first, data, said) {
+function takeJobs(first, data, news) {
   const names = new Set(data.gone ?? []);
   const before = state.jobs;
   if (first) {
@@ -118,8 +118,8 @@ function takeJobs(first, data, said) {
     names.add(job.name);
     // One that has ended is kept under another name.
     const known = before.get(job.name) ?? (job.run_of ? before.get(job.run_of) : undefined);
-    if (known && stateOf(known) !== stateOf(job)) said.push(`${job.kind} ${job.name}: ${stateOf(job)}`);
-    if (!known && state.everRead) said.push(`${job.kind} ${job.name} is new`);
+    if (known && stateOf(known) !== stateOf(job)) news.push(`${job.kind} ${job.name}: ${stateOf(job)}`);
+    if (!known && state.everRead) news.push(`${job.kind} ${job.name} is new`);
     state.jobs.set(job.name, job);
   }
   for (const name of traces.keys()) if (!state.jobs.has(name)) traces.delete(name);

@@ -19,7 +19,7 @@ use crate::mover::Mover;
 pub const NODE_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long all nodes together may take to answer.
-const LOOK_WITHIN: Duration = Duration::from_secs(15);
+const SURVEY_WITHIN: Duration = Duration::from_secs(15);
 
 /// How long it may take to find out what a repair would do: keys are looked at.
 const REPAIR_WITHIN: Duration = Duration::from_secs(120);
@@ -44,9 +44,9 @@ pub struct Moving {
 /// Where none answers, or all of them take too long.
 pub async fn survey(mover: &Mover) -> std::result::Result<Survey, String> {
     let what = SurveyOptions { counts: Counted::Nothing, activity: true };
-    match timeout(LOOK_WITHIN, Survey::take_within(&mover.deployment, what, NODE_WITHIN)).await {
+    match timeout(SURVEY_WITHIN, Survey::take_within(&mover.deployment, what, NODE_WITHIN)).await {
         Ok(survey) => survey.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("the nodes have not answered within {} s", LOOK_WITHIN.as_secs())),
+        Err(_) => Err(format!("the nodes have not answered within {} s", SURVEY_WITHIN.as_secs())),
     }
 }
 

@@ -55,10 +55,10 @@ pub(crate) struct Inner {
     pub(crate) remembered: Remembered,
     /// Orders under way: they come to their end although the client has gone.
     pub(crate) orders: Mutex<JoinSet<()>>,
-    /// The cluster as it was found last, and when. Held while it is looked at: all who ask share one look.
-    pub(crate) looked: tokio::sync::Mutex<Option<(Instant, Arc<Value>)>>,
+    /// The cluster as it was found last, and when. Held while it is surveyed: all who ask share one survey.
+    pub(crate) last_survey: tokio::sync::Mutex<Option<(Instant, Arc<Value>)>>,
     /// Held while keys are counted for a plan.
-    pub(crate) looking: tokio::sync::Mutex<()>,
+    pub(crate) planning: tokio::sync::Mutex<()>,
     pub(crate) stop: CancellationToken,
 }
 

@@ -1,19 +1,22 @@
 //! The console: a page in the browser and the interface over HTTP that it uses.
 //!
-//! Nothing uses what stands above it:
+//! No module uses one that stands above it:
 //!
-//! - [`Console`]: listens, and stops;
+//! - [`Console`] (`server`): listens, and stops;
 //! - `routes`: what is answered where; `stream`: what is sent to those who watch; `checks`: who asks;
 //! - `orders`: what is asked of jobs; `reading`: how everything stands, read once for all who watch;
 //! - `inner`: what all requests have in common;
-//! - `canaries`: how long clients wait for answers;
+//! - [`remembered`]: what was found out about migrations;
 //! - [`plans`]: moves of slots, from a plan to its approval; [`cluster`]: the cluster, and what is wrong
-//!   with it; [`runs`]: assessments, copies, syncs and verifications that are begun here; [`remembered`]:
-//!   what was found out about migrations;
+//!   with it; [`runs`]: assessments, copies, syncs and verifications that are begun here;
+//! - `canaries`: how long clients wait for answers; [`Mover`] (`mover`): the cluster of this console, and
+//!   what moves its slots;
 //! - [`snapshot`]: how everything stood; [`shown`]: a job as the page gets it;
-//! - [`tokens`]: who may do what; [`audit`]: who has done what; `files`: how both are kept;
-//! - [`page`]: the files of the page, all of them in the binary; [`interface`]: the document that describes
-//!   what can be asked;
+//! - [`interface`]: the document that describes what can be asked; [`page`]: the files of the page, all of
+//!   them in the binary;
+//! - [`audit`]: who has done what; [`tokens`]: who may do what; `counted`: how often, for `/metrics`;
+//! - `failure`: why a request was refused or failed; `files`: those of the state folder that only their user
+//!   reads, and that several consoles share;
 //! - [`again`], [`report`]: the command that goes on with an interrupted job, and the report of one that has
 //!   ended, as a page: for the command line as well.
 //!

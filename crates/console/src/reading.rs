@@ -147,8 +147,8 @@ async fn moving(inner: &Inner, mover: &Mover) -> Vec<Moving> {
 /// The cluster, as it was found less than `at_most` ago, or as it is found now. Who asks meanwhile waits for
 /// the same look.
 pub(crate) async fn read_cluster(inner: &Inner, mover: &Mover, at_most: Duration) -> Arc<Value> {
-    let mut looked = inner.looked.lock().await;
-    let before = match &*looked {
+    let mut last_survey = inner.last_survey.lock().await;
+    let before = match &*last_survey {
         Some((when, known)) if when.elapsed() < at_most => return known.clone(),
         Some((_, known)) => Some(known.clone()),
         None => None,
@@ -158,7 +158,7 @@ pub(crate) async fn read_cluster(inner: &Inner, mover: &Mover, at_most: Duration
     let found = cluster::survey(mover).await;
     moves.extend(moving(inner, mover).await);
     let value = Arc::new(cluster::describe(mover, found, &moves, before.as_deref()));
-    *looked = Some((Instant::now(), value.clone()));
+    *last_survey = Some((Instant::now(), value.clone()));
     value
 }
 

@@ -134,9 +134,9 @@ impl Inner {
     }
 
     /// Keys are counted and looked at for one plan at a time: servers have something else to do.
-    fn looking(&self) -> Answer<tokio::sync::MutexGuard<'_, ()>> {
+    fn lock_planning(&self) -> Answer<tokio::sync::MutexGuard<'_, ()>> {
         let busy = |_| Failure::conflict("another plan is being made").with_remedy("wait until it is there");
-        self.looking.try_lock().map_err(busy)
+        self.planning.try_lock().map_err(busy)
     }
 
     /// Has an order carried out that was written down before. It comes to its end although the client has
@@ -431,14 +431,14 @@ async fn read_cluster(State(inner): Console, _: Caller) -> Answer<Json> {
 
 async fn repair(State(inner): Console, _: Caller) -> Answer<Json> {
     let mover = inner.mover()?;
-    let _turn = inner.looking()?;
+    let _planning = inner.lock_planning()?;
     Ok(Json(cluster::repair(mover).await?))
 }
 
 async fn plan(State(inner): Console, caller: Caller, Body(wanted): Body<Wanted>) -> Answer<Json> {
     caller.must_be(Role::Operate)?;
     let mover = inner.mover()?;
-    let _turn = inner.looking()?;
+    let _planning = inner.lock_planning()?;
     inner.plans.make(mover, &wanted).await.map(Json)
 }
 

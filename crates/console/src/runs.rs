@@ -40,10 +40,10 @@ const ASSESSED_WITHIN: Duration = Duration::from_secs(15 * 60);
 const OUTPUT_BYTES_MAX: u64 = 8 << 20;
 
 /// How much of what a process said is shown where it has failed, in bytes.
-const SAID_BYTES_MAX: u64 = 8 << 10;
+const SHOWN_BYTES_MAX: u64 = 8 << 10;
 
 /// How many files with what processes have said are kept: the newest.
-const SAID_KEPT: usize = 100;
+const OUTPUTS_KEPT: usize = 100;
 
 /// How many jobs may be waited for at once until they are listed.
 const BEGUN_AT_ONCE: usize = 16;
@@ -55,7 +55,7 @@ const LISTED_WITHIN: Duration = Duration::from_secs(60);
 const ADDRESS: &str = "write HOST:PORT, or redis://USER@HOST:PORT";
 
 /// How often it is looked whether it is.
-const LOOK_PERIOD: Duration = Duration::from_millis(250);
+const POLL_PERIOD: Duration = Duration::from_millis(250);
 
 /// What processes get of this one's environment.
 const KEPT: [&str; 9] = [
@@ -406,13 +406,13 @@ impl Runs {
             Failure::conflict(format!("the job cannot be begun: {e}"))
                 .with_remedy("see whether the state folder can be written, and its disk has room")
         };
-        let (path, said) = self.new_file().map_err(|e| fail(&e))?;
+        let (path, output) = self.new_file().map_err(|e| fail(&e))?;
         let folder = self.state_dir.to_string_lossy().into_owned();
         arguments.splice(1..1, ["--state-dir".to_owned(), folder]);
-        let both = said.try_clone().map_err(|e| fail(&e))?;
+        let both = output.try_clone().map_err(|e| fail(&e))?;
         let mut command = Runs::command(sides, arguments, &who);
         let began_s = now_s();
-        let mut child = command.stdout(both).stderr(said).spawn().map_err(|e| fail(&e))?;
+        let mut child = command.stdout(both).stderr(output).spawn().map_err(|e| fail(&e))?;
         let listed = self.listed(&mut child, began_s).await;
         if listed.is_err() {
             // One that is not listed is nobody's: it must not write on unseen.
@@ -443,7 +443,7 @@ impl Runs {
         let mut names: Vec<PathBuf> =
             fs::read_dir(&self.folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
         names.sort();
-        let old = names.len().saturating_sub(SAID_KEPT);
+        let old = names.len().saturating_sub(OUTPUTS_KEPT);
         // One that another console has removed is gone, and one that stays is removed the next time.
         names.iter().take(old).for_each(|old| drop(fs::remove_file(old)));
         *files += 1;
@@ -472,7 +472,7 @@ impl Runs {
                     let remedy = "see whether both servers answer, and begin it again: it was ended";
                     return Err(Some(Failure::conflict(what).with_remedy(remedy)));
                 }
-                (None, false) => tokio::time::sleep(LOOK_PERIOD).await,
+                (None, false) => tokio::time::sleep(POLL_PERIOD).await,
             }
         }
     }
@@ -497,22 +497,22 @@ fn tail(path: &Path) -> String {
     let read = || {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(SAID_BYTES_MAX)))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(SHOWN_BYTES_MAX)))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim().to_owned())
     };
     match read() {
-        Ok(said) if !said.is_empty() => said,
+        Ok(output) if !output.is_empty() => output,
         Ok(_) => "the process has ended without a word".to_owned(),
         Err(e) => format!("the process has ended, and what it said cannot be read: {e}"),
     }
 }
 
 /// A job was not begun: what is wrong, and below that what to do about it, as its process said them.
-fn ended_at_once(said: &str) -> Failure {
+fn ended_at_once(output: &str) -> Failure {
     const ERROR: &str = "error: ";
-    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    let lines: Vec<&str> = output.lines().map(str::trim).collect();
     let is_error = |line: &&str| line.starts_with(ERROR);
     let (what, remedy) = lines.split_at(lines.iter().position(is_error).map_or(lines.len(), |at| at + 1));
     let what: Vec<&str> = what.iter().map(|line| line.trim_start_matches(ERROR)).collect();
@@ -536,10 +536,10 @@ async fn assess(
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
         return failed("it has no output".to_owned());
     };
-    let (mut report, mut said) = (Vec::new(), Vec::new());
-    let (mut out, mut err) = (out.take(OUTPUT_BYTES_MAX), err.take(SAID_BYTES_MAX));
+    let (mut report, mut output) = (Vec::new(), Vec::new());
+    let (mut out, mut err) = (out.take(OUTPUT_BYTES_MAX), err.take(SHOWN_BYTES_MAX));
     let read = async {
-        let read = tokio::join!(out.read_to_end(&mut report), err.read_to_end(&mut said));
+        let read = tokio::join!(out.read_to_end(&mut report), err.read_to_end(&mut output));
         let _ = child.wait().await;
         read
     };
@@ -548,8 +548,8 @@ async fn assess(
         Some(Err(_)) => return failed(format!("it took longer than {} s", ASSESSED_WITHIN.as_secs())),
         None => return failed("the console was stopped".to_owned()),
     }
-    let said = String::from_utf8_lossy(&said);
-    let lines: Vec<String> = said.lines().map(str::to_owned).collect();
+    let output = String::from_utf8_lossy(&output);
+    let lines: Vec<String> = output.lines().map(str::to_owned).collect();
     // It ends with another code where something blocks a migration: the report says what.
     let last = report.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty());
     match last.and_then(|line| serde_json::from_slice::<Value>(line).ok()) {

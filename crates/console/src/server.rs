@@ -86,8 +86,8 @@ impl Console {
             watched: Watched::default(),
             plans: Plans::default(),
             orders: Mutex::new(JoinSet::new()),
-            looked: tokio::sync::Mutex::default(),
-            looking: tokio::sync::Mutex::default(),
+            last_survey: tokio::sync::Mutex::default(),
+            planning: tokio::sync::Mutex::default(),
             stop,
         };
         Ok(Console { listener, inner: Arc::new(inner) })

@@ -45,7 +45,7 @@ async fn send(inner: &Inner, caller: &Caller, mut to: Sender<Bytes>) {
     let mut snapshots = inner.watched.subscribe();
     // What is known by now is complete once jobs were read.
     let mut sent: Option<Arc<Snapshot>> = None;
-    let mut looked = Instant::now();
+    let mut checked = Instant::now();
     loop {
         // Not at once: several parts change within a moment, and are sent together.
         let _ = timeout(HEARTBEAT, snapshots.changed()).await;
@@ -63,8 +63,8 @@ async fn send(inner: &Inner, caller: &Caller, mut to: Sender<Bytes>) {
         if !matches!(taken, Ok(Ok(()))) {
             return;
         }
-        if looked.elapsed() >= TOKEN_PERIOD {
-            looked = Instant::now();
+        if checked.elapsed() >= TOKEN_PERIOD {
+            checked = Instant::now();
             let holds = inner
                 .tokens
                 .list()

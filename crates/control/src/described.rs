@@ -28,14 +28,14 @@ fn marks(marks: &[(NodeName, NodeName)], other: &str) -> Value {
     marks.iter().map(|(a, b)| json!({"node": node(a), other: node(b)})).collect()
 }
 
-fn held(keys: &[(NodeName, u64)]) -> Value {
+fn keys_at(keys: &[(NodeName, u64)]) -> Value {
     keys.iter().map(|(n, keys)| json!({"node": node(n), "keys": keys})).collect()
 }
 
 fn opinions(opinions: &[Opinion]) -> Value {
     opinions
         .iter()
-        .map(|o| json!({"owner": o.owner.as_ref().map(node), "said_by": nodes(&o.said_by)}))
+        .map(|o| json!({"owner": o.owner.as_ref().map(node), "reported_by": nodes(&o.reported_by)}))
         .collect()
 }
 
@@ -47,14 +47,19 @@ pub fn finding(finding: &Finding) -> Value {
             json!({"node": node(n), "primary": primary, "slots": slots.to_string(), "reason": reason.why,
                 "refuses_login": reason.refuses_login}),
         ),
-        Finding::Failing { node: n, said_by } => ("failing", json!({"node": node(n), "said_by": said_by})),
-        Finding::ClusterDown { nodes: said_by } => ("cluster_down", json!({"said_by": nodes(said_by)})),
-        Finding::Unowned { slots, opinions: said, keys } => {
-            ("unowned", json!({"slots": slots.to_string(), "opinions": opinions(said), "keys": held(keys)}))
+        Finding::Failing { node: n, reported_by } => {
+            ("failing", json!({"node": node(n), "reported_by": reported_by}))
         }
-        Finding::Disagreement { slots, claimants, opinions: said } => (
+        Finding::ClusterDown { nodes: reported_by } => {
+            ("cluster_down", json!({"reported_by": nodes(reported_by)}))
+        }
+        Finding::Unowned { slots, opinions: views, keys } => (
+            "unowned",
+            json!({"slots": slots.to_string(), "opinions": opinions(views), "keys": keys_at(keys)}),
+        ),
+        Finding::Disagreement { slots, claimants, opinions: views } => (
             "disagreement",
-            json!({"slots": slots.to_string(), "claimants": nodes(claimants), "opinions": opinions(said)}),
+            json!({"slots": slots.to_string(), "claimants": nodes(claimants), "opinions": opinions(views)}),
         ),
         Finding::EpochCollision { epoch, nodes: whose } => {
             ("epoch_collision", json!({"epoch": epoch, "nodes": nodes(whose)}))
@@ -67,7 +72,7 @@ pub fn finding(finding: &Finding) -> Value {
             "open",
             json!({
                 "slots": slots.to_string(), "importing": marks(importing, "from"),
-                "migrating": marks(migrating, "to"), "keys": held(keys),
+                "migrating": marks(migrating, "to"), "keys": keys_at(keys),
             }),
         ),
         Finding::Leftovers { node: n, replica, slots, keys } => (
@@ -122,7 +127,7 @@ pub fn action(survey: &Survey, action: &Action) -> Value {
         value[name] = node(&survey.name(id));
     }
     if let Some(evidence) = action.evidence {
-        value["looked_at"] = json!({"both": evidence.both, "only_here": evidence.only});
+        value["compared"] = json!({"both": evidence.both, "only_here": evidence.only});
     }
     if let Change::Empty { fate: Some(fate), .. } = action.change {
         value["keys_only_here"] = if fate == Fate::Move { "move" } else { "discard" }.into();

@@ -225,12 +225,12 @@ fn known(record: &Record) -> Known {
 
 /// Whether anything was changed for the job: not before the check of its first batch is done.
 fn has_begun(job: &Job) -> bool {
-    let only_looks = match job.phase() {
+    let is_read_only = match job.phase() {
         Phase::Queued | Phase::Preparing { step: Preparation::Check } => true,
         Phase::Observing { reached, .. } | Phase::Suspended { reached, .. } => *reached == Reached::Nothing,
         _ => false,
     };
-    !only_looks || !job.slots_handed_over().is_empty()
+    !is_read_only || !job.slots_handed_over().is_empty()
 }
 
 async fn drive(

@@ -27,8 +27,8 @@ impl std::fmt::Debug for JobMetrics {
 }
 
 /// As the job answers requests.
-fn answer_of(look: &impl Fn() -> Standing, rates: &Rates) -> Value {
-    let mut standing = look();
+fn answer_of(standing_of: &impl Fn() -> Standing, rates: &Rates) -> Value {
+    let mut standing = standing_of();
     standing.job.rates = rates.now();
     serde_json::to_value(standing).unwrap_or_default()
 }
@@ -36,7 +36,7 @@ fn answer_of(look: &impl Fn() -> Standing, rates: &Rates) -> Value {
 impl JobMetrics {
     /// A copy that began so.
     pub fn copy(begun_with: &Status, progress: Arc<CopyProgress>, rates: Rates) -> JobMetrics {
-        let look = standing::of_copy(begun_with.clone(), progress.clone());
+        let standing_of = standing::of_copy(begun_with.clone(), progress.clone());
         let limits = rates.clone();
         let metrics = move || {
             let c = progress.snapshot();
@@ -61,12 +61,12 @@ impl JobMetrics {
                 seconds("whimbrel_copy_disk_full_seconds", full_help, progress.disk.full_ms().unwrap_or(0)),
             ]
         };
-        JobMetrics { metrics: Box::new(metrics), status: Box::new(move || answer_of(&look, &limits)) }
+        JobMetrics { metrics: Box::new(metrics), status: Box::new(move || answer_of(&standing_of, &limits)) }
     }
 
     /// A verification that began so.
     pub fn verification(begun_with: &Status, progress: Arc<VerifyProgress>, rates: Rates) -> JobMetrics {
-        let look = standing::of_verification(begun_with.clone(), progress.clone());
+        let standing_of = standing::of_verification(begun_with.clone(), progress.clone());
         let limits = rates.clone();
         let metrics = move || {
             let p = &progress;
@@ -90,7 +90,7 @@ impl JobMetrics {
                 seconds("whimbrel_verify_disk_full_seconds", full_help, p.disk.full_ms().unwrap_or(0)),
             ]
         };
-        JobMetrics { metrics: Box::new(metrics), status: Box::new(move || answer_of(&look, &limits)) }
+        JobMetrics { metrics: Box::new(metrics), status: Box::new(move || answer_of(&standing_of, &limits)) }
     }
 
     /// Anything else that has such numbers, and stands so.

@@ -28,7 +28,7 @@ const CANCEL_WAIT: Duration = Duration::from_secs(120);
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often to check whether it has.
-const LOOK_PERIOD: Duration = Duration::from_millis(100);
+const POLL_PERIOD: Duration = Duration::from_millis(100);
 
 /// How often to look for more events.
 const EVENTS_PERIOD: Duration = Duration::from_millis(500);
@@ -326,7 +326,7 @@ impl Jobs {
             if !left.iter().any(|entry| entry.status.waits()) || asked.elapsed() >= GIVEN_UP_WITHIN {
                 return Ok(left);
             }
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
         }
     }
 
@@ -415,7 +415,7 @@ impl Jobs {
                 Some(now) if !now.status.ended && now.running => {}
                 now => return Ok(Some(now.map(|now| now.status))),
             }
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
         }
         Ok(None)
     }

@@ -352,7 +352,7 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
             [interrupted] => {
                 let id = interrupted.status.id.clone();
                 // A process that goes on with it now reads the order once it has the journal.
-                let stood = match journal::hold(store.state_dir(), &id) {
+                let stood = match journal::lock(store.state_dir(), &id) {
                     Ok(_held) => take_back(store, &interrupted.status)?,
                     Err(OpenError::InUse) => {
                         ask(store, &id, Request::Schedule(None), "take back the cutover of").await? == true
@@ -368,18 +368,18 @@ pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bo
 }
 
 /// Jobs for planned moves, written down and not begun. Whimbrel's own method hands over in the parts of the
-/// `cuts`, one for each move. `keys_of` says how many keys a node has in a slot.
+/// `plans`, one for each move. `keys_of` says how many keys a node has in a slot.
 ///
 /// # Errors
-/// `Own` if a journal cannot be written or a cut is missing; `Options` if other jobs have their names.
+/// `Own` if a journal cannot be written or a plan is missing; `Options` if other jobs have their names.
 pub async fn prepare(
     store: &Store,
     deployment: &Deployment,
-    (moves, cuts): (&[Move], Vec<HandoverPlan>),
+    (moves, plans): (&[Move], Vec<HandoverPlan>),
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64,
 ) -> Result<Vec<Ready>> {
-    prepare_for(store, deployment, (moves, cuts), settings, keys_of, &Origin::default()).await
+    prepare_for(store, deployment, (moves, plans), settings, keys_of, &Origin::default()).await
 }
 
 /// [`prepare`], for a user other than this process's. Several jobs without a plan form a plan of their own:
@@ -390,7 +390,7 @@ pub async fn prepare(
 pub(crate) async fn prepare_for(
     store: &Store,
     deployment: &Deployment,
-    (moves, cuts): (&[Move], Vec<HandoverPlan>),
+    (moves, plans): (&[Move], Vec<HandoverPlan>),
     settings: &Settings,
     keys_of: impl Fn(&NodeId, Slot) -> u64,
     origin: &Origin,
@@ -401,27 +401,28 @@ pub(crate) async fn prepare_for(
     static MADE: AtomicU64 = AtomicU64::new(0);
     let names = settings.name.as_ref().map(|name| name.numbered(moves.len())).unwrap_or_default();
     let mut tasks = Vec::with_capacity(moves.len());
-    let mut cuts = cuts.into_iter();
+    let mut plans = plans.into_iter();
     for (place, planned) in moves.iter().enumerate() {
         let given = names.get(place).cloned();
         // Names sort by their age. Two processes that start within a second differ by their own numbers.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("m{:x}-{:x}-{number}", now_s(), std::process::id());
         let id: JobId = name.parse().map_err(|e| Error::own("name a job", e))?;
-        tasks.push(match (settings.method, cuts.next()) {
+        tasks.push(match (settings.method, plans.next()) {
             (Method::External, Some(HandoverPlan { parts, max_pause_ms, .. })) => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
                 let rules = Rules { max_pause_ms, ..settings.rules.clone() };
-                let looks = settings.transfer.stall_ms / rules.observe_every_ms.max(1);
-                let looks = u32::try_from(looks).unwrap_or(u32::MAX).clamp(1, rules.observations_max);
-                let job = Job::new(id, source, target, parts, Rules { observations_max: looks, ..rules });
+                let observations_max = settings.transfer.stall_ms / rules.observe_every_ms.max(1);
+                let observations_max =
+                    u32::try_from(observations_max).unwrap_or(u32::MAX).clamp(1, rules.observations_max);
+                let job = Job::new(id, source, target, parts, Rules { observations_max, ..rules });
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
                 Task::External(Box::new(Record { batch_keys, name: given, ..record }))
             }
             (Method::External, None) => {
-                return Err(Error::own("make a job", "a move has not been cut into batches"));
+                return Err(Error::own("make a job", "a move has not been divided into batches"));
             }
             (method, _) => Task::Plain(PlainRecord {
                 fallback: Fallback::of(settings),

@@ -36,7 +36,7 @@ pub fn of_verification(
     progress: Arc<VerifyProgress>,
 ) -> impl Fn() -> Standing + Send + Sync {
     move || {
-        let (done, all) = looked(&progress);
+        let (done, all) = keys_checked(&progress);
         let job = Status { keys: all, keys_moved: done, phase: "comparing".to_owned(), ..begun_with.clone() };
         let differing = progress.differing.load(Ordering::Relaxed);
         let details = json!({"differing": differing, "disk_full_ms": progress.disk.full_ms()});
@@ -45,7 +45,7 @@ pub fn of_verification(
 }
 
 /// How many keys were looked at, and how many there are: on both sides if extra ones are looked for.
-pub fn looked(progress: &VerifyProgress) -> (u64, u64) {
+pub fn keys_checked(progress: &VerifyProgress) -> (u64, u64) {
     let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let all = n(&progress.total_estimate) + n(&progress.extra_estimate);
     ((n(&progress.compared) + n(&progress.extra_checked)).min(all), all)

@@ -147,9 +147,9 @@ impl MetricsSource for Current {
             gauge("whimbrel_sync_keys_failed", "Keys that are not on the target", c.failed),
             gauge("whimbrel_sync_big_keys_in_flight", "Keys that move in chunks now", c.big_in_flight),
             gauge(
-                "whimbrel_sync_doubtful_slots",
+                "whimbrel_sync_suspect_slots",
                 "Slots to be gone through again",
-                shown.doubtful_slots as u64,
+                shown.suspect_slots as u64,
             ),
             by(
                 Gauge,

@@ -198,7 +198,7 @@ mod tests {
     }
 
     /// What a node says: slots of node 1 and of node 2.
-    fn said(first: &str, second: &str) -> Table {
+    fn reported(first: &str, second: &str) -> Table {
         let endpoint = Endpoint::parse(Side::Source, "127.0.0.1:7001").expect("an address");
         let text = format!(
             "{} 127.0.0.1:7001@1 myself,master - 0 0 1 connected {first}\n\
@@ -220,30 +220,30 @@ mod tests {
 
     #[test]
     fn a_handover_of_ours_stands_until_it_is_heard_of() {
-        let topology = Topology::new(said("0-99", "100-16383"));
+        let topology = Topology::new(reported("0-99", "100-16383"));
         let built =
             |topology: &Topology| topology.reply(b"SLOTS", Protocol::Resp2).expect("built").to_bytes();
         topology.hand_over(&"7-9".parse().expect("slots"), &id("2"));
         assert_eq!((owner(&topology, 6), owner(&topology, 7)), (id("1"), id("2")));
         // The node that is asked lags behind.
-        topology.see(said("0-99", "100-16383"));
+        topology.see(reported("0-99", "100-16383"));
         assert_eq!(owner(&topology, 7), id("2"));
         assert_eq!(
             built(&topology),
-            Replies::new(&said("0-6 10-99", "7-9 100-16383")).slots(Protocol::Resp2).to_bytes()
+            Replies::new(&reported("0-6 10-99", "7-9 100-16383")).slots(Protocol::Resp2).to_bytes()
         );
         // It has heard of it, and then the slots are moved back.
-        topology.see(said("0-6 10-99", "7-9 100-16383"));
-        topology.see(said("0-99", "100-16383"));
+        topology.see(reported("0-6 10-99", "7-9 100-16383"));
+        topology.see(reported("0-99", "100-16383"));
         assert_eq!(owner(&topology, 7), id("1"));
     }
 
     #[test]
     fn a_later_handover_takes_the_place_of_an_earlier_one() {
-        let topology = Topology::new(said("0-99", "100-16383"));
+        let topology = Topology::new(reported("0-99", "100-16383"));
         topology.hand_over(&"7-9".parse().expect("slots"), &id("2"));
         topology.hand_over(&"8".parse().expect("slots"), &id("1"));
-        topology.see(said("0-99", "100-16383"));
+        topology.see(reported("0-99", "100-16383"));
         assert_eq!([7, 8, 9].map(|number| owner(&topology, number)), [id("2"), id("1"), id("2")]);
         // To a node that is not there, nothing.
         topology.hand_over(&"50".parse().expect("slots"), &id("3"));
@@ -252,12 +252,12 @@ mod tests {
 
     #[test]
     fn a_handover_does_not_stand_for_ever() {
-        let topology = Topology::new(said("0-99", "100-16383"));
+        let topology = Topology::new(reported("0-99", "100-16383"));
         topology.hand_over(&"7".parse().expect("slots"), &id("2"));
         for news in topology.lock().news.values_mut() {
             news.until = Instant::now();
         }
-        topology.see(said("0-99", "100-16383"));
+        topology.see(reported("0-99", "100-16383"));
         assert_eq!(owner(&topology, 7), id("1"));
     }
 }

@@ -29,7 +29,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(30);
 /// What jobs may take to be finished that were under way at the end.
 const FINISH_WITHIN: Duration = Duration::from_secs(600);
 
-const LOOK_PERIOD: Duration = Duration::from_millis(200);
+const POLL_PERIOD: Duration = Duration::from_millis(200);
 
 /// Shows it until the user stops it, or for `time`. Everything that was started is gone afterwards.
 ///
@@ -60,7 +60,7 @@ pub fn show(engine: Engine, keys: u64, time: Duration, interrupt: &Interrupt) ->
     ))?;
     let (began, mut all, mut commands) = (Instant::now(), Met::default(), 0);
     while !interrupt.is_seen() && began.elapsed() < time {
-        thread::sleep(LOOK_PERIOD);
+        thread::sleep(POLL_PERIOD);
         daemon.check()?;
         let met = clients.met();
         commands += met.took_us.len() as u64;
@@ -130,13 +130,13 @@ impl Daemon {
         let until = Instant::now() + START_WITHIN;
         while Instant::now() < until {
             interrupt.check()?;
-            let said = fs::read_to_string(&self.output)?;
-            let lines = said.lines().filter_map(|line| serde_json::from_str::<Json>(line).ok());
+            let text = fs::read_to_string(&self.output)?;
+            let lines = text.lines().filter_map(|line| serde_json::from_str::<Json>(line).ok());
             if let Some(url) = lines.filter_map(|line| line["url"].as_str().map(str::to_owned)).next() {
                 return Ok(url);
             }
             self.check()?;
-            thread::sleep(LOOK_PERIOD);
+            thread::sleep(POLL_PERIOD);
         }
         bail!("whimbrel serve has no console after {}", duration(START_WITHIN))
     }
@@ -157,7 +157,7 @@ impl Daemon {
         let until = Instant::now() + STOP_WITHIN;
         while self.process.try_wait()?.is_none() {
             ensure!(Instant::now() < until, "whimbrel serve does not stop");
-            thread::sleep(LOOK_PERIOD);
+            thread::sleep(POLL_PERIOD);
         }
         Ok(())
     }

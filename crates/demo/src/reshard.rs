@@ -288,8 +288,8 @@ fn watch(cluster: &Cluster, clients: Clients, interrupt: &Interrupt) -> anyhow::
         .find(|line| line["event"] == "report")
         .unwrap_or_default();
     let errors = fs::read_to_string(&errors)?;
-    let said = if errors.trim().is_empty() { &output } else { &errors };
-    let last_words = last_words(said);
+    let printed = if errors.trim().is_empty() { &output } else { &errors };
+    let last_words = last_words(printed);
     Ok(Watched { status, wall, report, last_words, written, all, commands, longest_before_us, longest_us })
 }
 
@@ -427,12 +427,12 @@ impl Proof {
         let mut wrong = Vec::new();
         for (number, written) in written {
             let found = wires.call(keys.slot(*number), &keys.read(*number))?;
-            let found = keys.turns(*number, found);
+            let found = keys.times_written(*number, found);
             let is_right = found == Some(written.acknowledged)
                 || written.is_in_doubt && found == Some(written.acknowledged + 1);
             if !is_right {
                 let found =
-                    found.map_or_else(|| "nothing that makes sense".to_owned(), |turns| turns.to_string());
+                    found.map_or_else(|| "nothing that makes sense".to_owned(), |times| times.to_string());
                 wrong.push(format!(
                     "{}: {} acknowledged, found {found}",
                     keys.name(*number),

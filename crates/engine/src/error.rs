@@ -2,37 +2,12 @@
 
 use std::fmt;
 
-use serde::Serialize;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::scan::Malformed;
 use whimbrel_wire::value::Value;
 
 use crate::remedy::Remedy;
-
-/// Which side of a transfer something concerns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Side {
-    /// Where keys come from.
-    Source,
-    /// Where keys go to.
-    Target,
-    /// Where several processes of whimbrel write what they share.
-    Store,
-    /// Whimbrel itself and the machine it runs on.
-    Own,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Side::Source => "source",
-            Side::Target => "target",
-            Side::Store => "store",
-            Side::Own => "whimbrel",
-        })
-    }
-}
+pub use crate::side::Side;
 
 /// What went wrong, as far as it matters for what to do next.
 #[derive(Debug)]

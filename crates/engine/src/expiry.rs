@@ -130,13 +130,13 @@ mod tests {
     #[test]
     fn an_expiry_that_is_counted_from_the_clock_is_exact_or_unclear() {
         let time = |micros: i64| Value::Array(vec![Value::Int(7), Value::Int(micros)]);
-        let look = |before, left, after| {
+        let expiry_of = |before, left, after| {
             read(&mut [time(before), Value::Int(left), time(after)].iter(), Clock::Servers)
         };
-        assert_eq!(look(1_000, 5, 1_999), Some(Expiry::At(7_006)));
-        assert_eq!(look(1_999, 5, 2_000), Some(Expiry::Unclear));
-        assert_eq!(look(1_999, -1, 2_000), Some(Expiry::Never));
-        assert_eq!(look(1_999, -2, 2_000), Some(Expiry::Gone));
+        assert_eq!(expiry_of(1_000, 5, 1_999), Some(Expiry::At(7_006)));
+        assert_eq!(expiry_of(1_999, 5, 2_000), Some(Expiry::Unclear));
+        assert_eq!(expiry_of(1_999, -1, 2_000), Some(Expiry::Never));
+        assert_eq!(expiry_of(1_999, -2, 2_000), Some(Expiry::Gone));
         assert_eq!(read(&mut [Value::Int(7_006)].iter(), Clock::Absolute), Some(Expiry::At(7_006)));
         assert_eq!(read(&mut [time(0), Value::Int(7)].iter(), Clock::Servers), None);
     }
@@ -144,11 +144,11 @@ mod tests {
     #[test]
     fn what_is_left_counts_from_now_and_may_only_have_become_less() {
         let own = |passed| Clock::Own { asked: Instant::now() - Duration::from_millis(passed) };
-        let look = |left| read(&mut [Value::Int(left)].iter(), own(0));
+        let expiry_of = |left| read(&mut [Value::Int(left)].iter(), own(0));
         let before = now_ms();
-        let Some(Expiry::At(at)) = look(7_000) else { panic!("no expiry") };
+        let Some(Expiry::At(at)) = expiry_of(7_000) else { panic!("no expiry") };
         assert!((before + 7_000..=now_ms() + 7_000).contains(&at), "{at} {before}");
-        assert_eq!((look(-1), look(-2)), (Some(Expiry::Never), Some(Expiry::Gone)));
+        assert_eq!((expiry_of(-1), expiry_of(-2)), (Some(Expiry::Never), Some(Expiry::Gone)));
         let at = Expiry::At;
         assert!(own(500).is_same(at(9_000), at(8_500)) && own(500).is_same(at(9_000), at(9_000)));
         assert!(!own(0).is_same(at(9_000), at(8_000)), "it was shortened");

@@ -42,6 +42,7 @@ pub mod rights;
 pub mod routes;
 pub mod seal;
 pub mod sentinel;
+mod side;
 pub mod slot_keys;
 pub mod tls;
 pub mod unanswered;

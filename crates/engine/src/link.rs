@@ -103,7 +103,11 @@ impl Link {
     ///
     /// # Errors
     /// `Connect` or `Tls`.
-    pub async fn unsaid(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
+    pub async fn without_login(
+        endpoint: &Arc<Endpoint>,
+        address: &Address,
+        options: LinkOptions,
+    ) -> Result<Link> {
         let opened = async {
             let io = Io::open(endpoint, address).await?;
             Ok(Link::on(io, endpoint, address, options))
@@ -533,10 +537,7 @@ impl Link {
             ErrorKind::Closed | ErrorKind::Broken(_)
                 if self.endpoint.tls.as_ref().is_some_and(|tls| tls.cert_file.is_none()) =>
             {
-                let side = self.endpoint.side;
-                e.with_remedy(format!(
-                    "if the server wants a client certificate, name it with --{side}-cert and --{side}-key"
-                ))
+                e.with_remedy(Remedy::NameClientCertificate(self.endpoint.side))
             }
             _ => e,
         })

@@ -143,10 +143,10 @@ impl PasswordCommand {
         if !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr);
             let line = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty());
-            let said = line.map_or(String::new(), |line| {
+            let detail = line.map_or(String::new(), |line| {
                 format!(": {}", line.chars().take(SHOWN_CHARS_MAX).collect::<String>())
             });
-            return Err(format!("failed ({}){said}", output.status));
+            return Err(format!("failed ({}){detail}", output.status));
         }
         let stdout = &output.stdout[..output.stdout.len().min(OUTPUT_BYTES_MAX)];
         let stdout =

@@ -19,7 +19,7 @@ pub(crate) const HELD_MS_MAX: u64 = 5_000;
 const PING_MS: u64 = 5_000;
 
 /// How long it is waited at least before another connection is asked once more.
-const LOOK_MS_MIN: u64 = 1_000;
+const ASK_MS_MIN: u64 = 1_000;
 
 /// What waits at a server whose clients are paused, whatever its slots: a node of a cluster redirects
 /// commands whose keys are not its own before it checks whether it is paused, and this one has no key. To be
@@ -109,7 +109,7 @@ async fn answered_or_not<T>(
     let began = Instant::now();
     let mut waited_ms = 0;
     loop {
-        let wait_ms = held_ms_max.saturating_sub(waited_ms).min(allowed_ms.max(LOOK_MS_MIN));
+        let wait_ms = held_ms_max.saturating_sub(waited_ms).min(allowed_ms.max(ASK_MS_MIN));
         if let Ok(outcome) = timeout(Duration::from_millis(wait_ms), &mut working).await {
             return Ok(outcome);
         }

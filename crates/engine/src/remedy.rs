@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::side::Side;
+
 /// What can be done about an error. Variants are for what is done with an option of a command: how that is
 /// spelled is known to the program that has the options, and to no library. In a log, or to a client of
 /// another protocol, they are shown without them.
@@ -19,6 +21,10 @@ pub enum Remedy {
     NamePsync,
     /// Name a file that can be read with this option.
     NameReadableFile(String),
+    /// Check the files of certificates and keys that are named for this side.
+    CheckTlsFiles(Side),
+    /// Name a client certificate and its key for this side, if its servers want one.
+    NameClientCertificate(Side),
     /// Say for how long passwords are valid.
     NamePasswordTtl,
     /// Give the password.
@@ -133,6 +139,12 @@ impl fmt::Display for Remedy {
             }
             Remedy::NamePsync => "write a name, or HOST:PORT=NAME for one primary",
             Remedy::NameReadableFile(_) => "name a file that can be read",
+            Remedy::CheckTlsFiles(side) => {
+                return write!(f, "check the files of certificates for the {side}");
+            }
+            Remedy::NameClientCertificate(side) => {
+                return write!(f, "if the {side} wants a client certificate, name one");
+            }
             Remedy::NamePasswordTtl => "say for how long a password is valid",
             Remedy::NamePassword => "name the password",
             Remedy::NameStoreUser => "name the user and password of the store",

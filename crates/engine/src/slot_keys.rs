@@ -1,5 +1,6 @@
 //! Which keys a node holds in its slots, and how many: the one place that asks `CLUSTER COUNTKEYSINSLOT` and
-//! `CLUSTER GETKEYSINSLOT`.
+//! `CLUSTER GETKEYSINSLOT` and reads the answers. (The daemon passes on what its clients ask, and one script
+//! of a fleet counts in the turn of the server in which it acts.)
 //!
 //! A node answers for slots that it does not own as well. Redis 8.4 and later are the exception: they answer
 //! as if such slots were empty.
@@ -20,7 +21,7 @@ const PIPELINED: usize = 1_024;
 
 /// Names asked for beyond those that were counted: this many keys may have come meanwhile without a second
 /// question.
-pub const SLACK: u64 = 64;
+const SLACK: u64 = 64;
 
 /// Asks how many keys the node holds in a slot; see [`count_in`].
 pub fn push_count(link: &mut Link, slot: Slot) {
@@ -100,21 +101,29 @@ pub async fn first_names(link: &mut Link, slots: &[Slot], most: u64) -> Result<V
     replies.into_iter().map(|reply| names_in(link, reply)).collect()
 }
 
-/// All names of a slot that held `count` keys a moment ago. Servers list the newest first, or in any order,
-/// so a list that is as long as was asked for may lack some of the old ones: then more are asked for.
+/// All names of these slots, each with how many keys it held a moment ago. They are held in memory together.
+///
+/// Servers list the newest first, or in any order, so a list that is as long as was asked for may lack some
+/// of the old ones: then more are asked for.
 ///
 /// # Errors
 /// As [`Link::call`].
-pub async fn all_names(link: &mut Link, slot: Slot, count: u64) -> Result<Vec<Bytes>> {
-    let mut most = count.saturating_add(SLACK);
-    loop {
-        push_names(link, slot, most);
+pub async fn all_names(link: &mut Link, slots: &[(Slot, u64)]) -> Result<Vec<Bytes>> {
+    let mut asked: Vec<(Slot, u64)> =
+        slots.iter().map(|(slot, count)| (*slot, count.saturating_add(SLACK))).collect();
+    let mut names = Vec::new();
+    while !asked.is_empty() {
+        asked.iter().for_each(|(slot, most)| push_names(link, *slot, *most));
         link.flush().await?;
-        let reply = link.reply().await?;
-        let names = names_in(link, reply)?;
-        if (names.len() as u64) < most {
-            return Ok(names);
+        let mut grown = Vec::new();
+        for ((slot, most), reply) in asked.iter().zip(link.replies(asked.len()).await?) {
+            let listed = names_in(link, reply)?;
+            match (listed.len() as u64) < *most {
+                true => names.extend(listed),
+                false => grown.push((*slot, most.saturating_mul(2))),
+            }
         }
-        most = most.saturating_mul(2);
+        asked = grown;
     }
+    Ok(names)
 }

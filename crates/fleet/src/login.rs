@@ -82,12 +82,12 @@ fn keys(password: &[u8], salt: &[u8], iterations: NonZeroU32) -> (Key, Key) {
 
 /// All that both sides have said, each word with its length.
 fn transcript(user: &[u8], nonce: &[u8], salt: &[u8], iterations: u32, server_nonce: &[u8]) -> Vec<u8> {
-    let mut said = Vec::new();
+    let mut transcript = Vec::new();
     for word in [PURPOSE, user, nonce, salt, &iterations.to_le_bytes(), server_nonce] {
-        said.extend_from_slice(&(word.len() as u64).to_le_bytes());
-        said.extend_from_slice(word);
+        transcript.extend_from_slice(&(word.len() as u64).to_le_bytes());
+        transcript.extend_from_slice(word);
     }
-    said
+    transcript
 }
 
 /// What a server has of its password, to see which clients know it.
@@ -107,7 +107,7 @@ impl std::fmt::Debug for Verifier {
 /// A login that has begun.
 #[derive(Debug)]
 pub struct Challenge {
-    said: Vec<u8>,
+    transcript: Vec<u8>,
     user: Bytes,
 }
 
@@ -131,17 +131,17 @@ impl Verifier {
             return Ok(None);
         }
         let ours: Key = random()?;
-        let said = transcript(user, nonce, &self.salt, ITERATIONS, &ours);
+        let transcript = transcript(user, nonce, &self.salt, ITERATIONS, &ours);
         let word = |bytes: &[u8]| Value::Bulk(Bytes::copy_from_slice(bytes));
         let reply = Value::Array(vec![word(&self.salt), Value::Int(ITERATIONS.into()), word(&ours)]);
-        Ok(Some((reply, Challenge { said, user: user.clone() })))
+        Ok(Some((reply, Challenge { transcript, user: user.clone() })))
     }
 
     /// The user and the reply to `FLEET PROVE`; none if the proof is none.
     pub fn verify(&self, challenge: Challenge, proof: &[u8]) -> Option<(Bytes, Value)> {
         let proof: &Key = proof.try_into().ok()?;
-        let client = xor(proof, &sign(&self.stored, &challenge.said));
-        let ours = sign(&self.server, &challenge.said);
+        let client = xor(proof, &sign(&self.stored, &challenge.transcript));
+        let ours = sign(&self.server, &challenge.transcript);
         is_same(&self.stored, &hash(&client))
             .then(|| (challenge.user, Value::Bulk(Bytes::copy_from_slice(&ours))))
     }
@@ -160,7 +160,7 @@ pub async fn open(coordinator: &Arc<Endpoint>, options: LinkOptions) -> Result<L
     let Some(password) = coordinator.password.clone() else {
         return Link::open(coordinator, &coordinator.address, options).await;
     };
-    let mut link = Link::unsaid(coordinator, &coordinator.address, options).await?;
+    let mut link = Link::without_login(coordinator, &coordinator.address, options).await?;
     let fail = |what: &str, remedy: &str| {
         let (side, at) = (coordinator.side, coordinator.address.to_string());
         Err(Error::new(side, at, "log in", ErrorKind::Auth(what.to_owned())).with_remedy(remedy.to_owned()))
@@ -176,14 +176,14 @@ pub async fn open(coordinator: &Arc<Endpoint>, options: LinkOptions) -> Result<L
         return fail(&what, "see that it is whimbrel serve of this version that listens there");
     }
     let (client, server) = keys(password.expose().as_bytes(), &salt, iterations(rounds));
-    let said = transcript(user, &nonce, &salt, rounds, &ours);
-    let proof = xor(&client, &sign(&hash(&client), &said));
+    let transcript = transcript(user, &nonce, &salt, rounds, &ours);
+    let proof = xor(&client, &sign(&hash(&client), &transcript));
     let reply = link.ask(&[b"FLEET", b"PROVE", &proof]).await?;
     if reply.as_error().is_some_and(|error| error.starts_with(b"WRONGPASS")) {
         return fail("the coordinator refused the credentials", "check the user and the password");
     }
     let reply = link.check(reply, b"FLEET PROVE")?;
-    if reply.as_bytes().is_some_and(|proof| is_same(&sign(&server, &said), proof)) {
+    if reply.as_bytes().is_some_and(|proof| is_same(&sign(&server, &transcript), proof)) {
         return Ok(link);
     }
     fail(
@@ -211,15 +211,15 @@ mod tests {
     /// RFC 7677, section 3: user, pencil, 4096 rounds.
     #[test]
     fn keys_and_proofs_are_those_of_scram() {
-        let said = "n=user,r=rOprNGfwEbeRWgbNEkqO,\
+        let transcript = "n=user,r=rOprNGfwEbeRWgbNEkqO,\
                     r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096,\
                     c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0";
         let (client, server) = keys(b"pencil", &hex("5b6d99689d12358eeca04b141236fa81"), iterations(4_096));
-        let proof = xor(&client, &sign(&hash(&client), said.as_bytes()));
+        let proof = xor(&client, &sign(&hash(&client), transcript.as_bytes()));
         let expected = "747cdb65aa56224e2352137e52d7bdcad6a0f738df30782caa69a2cfb0277554";
         assert_eq!(proof, hex(expected).as_slice());
         let expected = "eabae24d1062db75a9451ff0b6ea7e98c8546549ff741e672d3251b2397de46e";
-        assert_eq!(sign(&server, said.as_bytes()), hex(expected).as_slice());
+        assert_eq!(sign(&server, transcript.as_bytes()), hex(expected).as_slice());
     }
 
     #[test]
@@ -229,8 +229,8 @@ mod tests {
         let prove = |password: &[u8], reply: &Value| {
             let (salt, rounds, ours) = challenge_of(reply).expect("a challenge");
             let (client, server) = keys(password, &salt, iterations(rounds));
-            let said = transcript(&user, &nonce, &salt, rounds, &ours);
-            (xor(&client, &sign(&hash(&client), &said)), sign(&server, &said))
+            let transcript = transcript(&user, &nonce, &salt, rounds, &ours);
+            (xor(&client, &sign(&hash(&client), &transcript)), sign(&server, &transcript))
         };
         let begin = || verifier.challenge(&user, &nonce).expect("randomness").expect("a nonce");
         let (reply, challenge) = begin();

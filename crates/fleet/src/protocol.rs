@@ -139,7 +139,7 @@ impl FromMember {
     /// [`Unintelligible`] if it says nothing of this.
     pub fn decode(kind: u8, bytes: &[u8]) -> Result<FromMember, Unintelligible> {
         let mut from = Reader(bytes);
-        let said = match kind {
+        let decoded = match kind {
             0 => {
                 let token = u64::from_le_bytes(from.take()?);
                 let weight = u32::from_le_bytes(from.take()?);
@@ -155,7 +155,7 @@ impl FromMember {
             3 => FromMember::Leave,
             _ => return Err(Unintelligible),
         };
-        from.ended(said)
+        from.ended(decoded)
     }
 }
 
@@ -198,7 +198,7 @@ impl FromCoordinator {
     /// [`Unintelligible`] if it says nothing of this.
     pub fn decode(kind: u8, bytes: &[u8]) -> Result<FromCoordinator, Unintelligible> {
         let mut from = Reader(bytes);
-        let said = match kind {
+        let decoded = match kind {
             0x80 => return ToMember::decode(bytes).map(FromCoordinator::Message).map_err(|_| Unintelligible),
             0x81 => {
                 let members = from.list(MEMBERS_MAX, |from| {
@@ -214,7 +214,7 @@ impl FromCoordinator {
             0x83 => FromCoordinator::Refused(from.text()?),
             _ => return Err(Unintelligible),
         };
-        from.ended(said)
+        from.ended(decoded)
     }
 }
 
@@ -258,8 +258,8 @@ impl Reader<'_> {
         if count > most { Err(Unintelligible) } else { (0..count).map(|_| each(self)).collect() }
     }
 
-    fn ended<T>(self, said: T) -> Result<T, Unintelligible> {
-        if self.0.is_empty() { Ok(said) } else { Err(Unintelligible) }
+    fn ended<T>(self, decoded: T) -> Result<T, Unintelligible> {
+        if self.0.is_empty() { Ok(decoded) } else { Err(Unintelligible) }
     }
 }
 
@@ -283,18 +283,18 @@ mod tests {
     #[test]
     fn what_members_say_is_understood() {
         let message = ToCoordinator { member: MemberId(4), term: 2, body: Report::Renew { asked_ms: 7 } };
-        let said = [
+        let frames = [
             hello("ä"),
             FromMember::Message(message),
             FromMember::State { stamp: 9, held: 1, trouble: "no room".to_owned() },
             FromMember::Leave,
         ];
-        for said in said {
+        for frame in frames {
             let mut bytes = Vec::new();
-            said.encode(&mut bytes);
-            assert_eq!(FromMember::decode(said.kind(), &bytes), Ok(said.clone()));
+            frame.encode(&mut bytes);
+            assert_eq!(FromMember::decode(frame.kind(), &bytes), Ok(frame.clone()));
             bytes.push(0);
-            assert_eq!(FromMember::decode(said.kind(), &bytes), Err(Unintelligible), "something follows");
+            assert_eq!(FromMember::decode(frame.kind(), &bytes), Err(Unintelligible), "something follows");
         }
         assert_eq!(FromMember::decode(99, &[]), Err(Unintelligible));
     }
@@ -305,16 +305,16 @@ mod tests {
         let members = vec![(MemberId(1), "a:1".to_owned()), (MemberId(2), String::new())];
         let message = ToMember { term: 2, body: Order::Ask { stamp: 7 } };
         let directory = Directory { members, backends: vec![backend] };
-        for said in [
+        for frame in [
             FromCoordinator::Message(message),
             FromCoordinator::Directory(directory),
             FromCoordinator::Leaving,
         ] {
             let mut bytes = Vec::new();
-            said.encode(&mut bytes);
-            assert_eq!(FromCoordinator::decode(said.kind(), &bytes), Ok(said.clone()));
+            frame.encode(&mut bytes);
+            assert_eq!(FromCoordinator::decode(frame.kind(), &bytes), Ok(frame.clone()));
             (0..bytes.len()).for_each(|end| {
-                assert_eq!(FromCoordinator::decode(said.kind(), &bytes[..end]), Err(Unintelligible));
+                assert_eq!(FromCoordinator::decode(frame.kind(), &bytes[..end]), Err(Unintelligible));
             });
         }
     }

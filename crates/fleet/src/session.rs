@@ -330,9 +330,9 @@ impl<D: Data> Runner<D> {
         Ok(())
     }
 
-    fn send(&self, said: &FromMember) {
+    fn send(&self, frame: &FromMember) {
         // If it cannot be said, the connection ends, and the machine says it again on the next one.
-        self.outbox.push(said.kind(), |out| said.encode(out));
+        self.outbox.push(frame.kind(), |out| frame.encode(out));
     }
 
     /// Gives the machine its input, shows what it came to, and does what it wants: in this order, so that no

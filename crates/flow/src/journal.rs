@@ -100,12 +100,13 @@ pub struct JournalState {
     pub units: BTreeMap<String, UnitMark>,
     /// Which shard of the source owned which slots when this pass began: shard id and slots.
     pub source_layout: BTreeMap<String, String>,
-    /// Slots of the source in doubt so far: gone through again after this pass.
-    #[serde(with = "slots_as_text")]
-    pub doubt_source: Option<SlotSet>,
+    /// Slots of the source in doubt so far: gone through again after this pass. Journals have had them under
+    /// this name, and those below.
+    #[serde(rename = "doubt_source", with = "slots_as_text")]
+    pub suspects_source: Option<SlotSet>,
     /// Slots of the target in doubt so far.
-    #[serde(with = "slots_as_text")]
-    pub doubt_target: Option<SlotSet>,
+    #[serde(rename = "doubt_target", with = "slots_as_text")]
+    pub suspects_target: Option<SlotSet>,
     /// How many keys could not be copied so far.
     pub failed: u64,
     /// The first of them.
@@ -140,20 +141,20 @@ fn file_of(folder: &Path, name: &str) -> PathBuf {
 /// journal has left an empty one.
 pub fn has_begun(folder: &Path, name: &str) -> bool {
     let is_empty = |documents: RedbDocuments| matches!(documents.read("state"), Ok(None));
-    exists(folder, name) && !hold(folder, name).is_ok_and(is_empty)
+    exists(folder, name) && !lock(folder, name).is_ok_and(is_empty)
 }
 
 /// Keeps others from running the job of this name, until the result is dropped.
 ///
 /// # Errors
 /// If a process runs it, or its journal cannot be opened.
-pub fn hold(folder: &Path, name: &str) -> std::result::Result<RedbDocuments, OpenError> {
+pub fn lock(folder: &Path, name: &str) -> std::result::Result<RedbDocuments, OpenError> {
     RedbDocuments::open_soon(&file_of(folder, name))
 }
 
 /// True if a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
-    exists(folder, name) && matches!(hold(folder, name), Err(OpenError::InUse))
+    exists(folder, name) && matches!(lock(folder, name), Err(OpenError::InUse))
 }
 
 /// Ends the job of a journal that no process has open: it cannot go on any more.
@@ -166,7 +167,7 @@ pub fn discard(folder: &Path, name: &str) -> Result<()> {
         return Ok(());
     }
     let fail = |e: &dyn std::fmt::Display| Error::own(format!("remove the journal {}", path.display()), e);
-    match hold(folder, name) {
+    match lock(folder, name) {
         Err(OpenError::InUse) => Err(fail(&"a process runs this job")),
         Ok(documents) => Box::new(documents).remove().map_err(|e| fail(&e)),
         // The system could not open it, so a process may have it open.

@@ -165,7 +165,7 @@ mod tests {
             ("", "or 5s"),
             ("5m", "either"),
         ] {
-            assert!(read(wrong).is_err_and(|said| said.contains(why)), "{wrong}: {:?}", read(wrong));
+            assert!(read(wrong).is_err_and(|error| error.contains(why)), "{wrong}: {:?}", read(wrong));
         }
     }
 

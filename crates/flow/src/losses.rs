@@ -37,7 +37,7 @@ pub async fn count(
     if !source.facts.are_known {
         return Ok(None);
     }
-    let look = VerifyOptions {
+    let comparison = VerifyOptions {
         depth: Depth::Meta,
         selection: options.selection.clone(),
         types: options.types.clone(),
@@ -50,7 +50,7 @@ pub async fn count(
         ..VerifyOptions::default()
     };
     let progress = Arc::new(VerifyProgress::default());
-    let report = verify::verify(source.clone(), target.clone(), look, progress, stop.clone()).await?;
+    let report = verify::verify(source.clone(), target.clone(), comparison, progress, stop.clone()).await?;
     let found = report.tally;
     Ok(Some(Losses {
         replaced: found.equal + found.differing + found.unstable,

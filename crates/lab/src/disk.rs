@@ -37,10 +37,10 @@ impl SmallDisk {
         let (answer, mouth) = std::io::pipe().map_err(fail)?;
         command.stdin(Stdio::piped()).stdout(mouth.try_clone().map_err(fail)?).stderr(mouth);
         let holder = Process::spawn(command).map_err(fail)?;
-        let mut said = String::new();
-        BufReader::new(answer).read_line(&mut said).map_err(fail)?;
-        if said.trim() != "ok" {
-            return Err(fail(std::io::Error::other(said.trim().to_owned())));
+        let mut line = String::new();
+        BufReader::new(answer).read_line(&mut line).map_err(fail)?;
+        if line.trim() != "ok" {
+            return Err(fail(std::io::Error::other(line.trim().to_owned())));
         }
         // From outside, the mount is seen through the process that has it.
         let path = PathBuf::from(format!("/proc/{}/root{at}", holder.pid()));

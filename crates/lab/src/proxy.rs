@@ -24,7 +24,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const UNDER_WAY_MAX: usize = 1_024;
 
 /// How often a stalled link looks whether it goes on.
-const STALL_LOOK: Duration = Duration::from_millis(5);
+const STALL_POLL: Duration = Duration::from_millis(5);
 
 /// How many ports are tried before giving up.
 const ATTEMPTS: u32 = 8;
@@ -74,7 +74,7 @@ impl Brake {
             thread::sleep(Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
         }
         while self.stalled.load(Ordering::Acquire) >= connection {
-            thread::sleep(STALL_LOOK);
+            thread::sleep(STALL_POLL);
         }
     }
 }

@@ -60,11 +60,11 @@ pub(crate) fn chosen_file(
     profile: Option<&OsString>,
     around: Surroundings<'_>,
 ) -> Result<Option<(File, Option<OsString>)>, Error> {
-    let said = |typed: Option<&OsString>, variable: &str| {
+    let given = |typed: Option<&OsString>, variable: &str| {
         typed.cloned().or_else(|| (around.variable)(variable).filter(|value| !value.is_empty()))
     };
-    let profile = said(profile, PROFILE_VARIABLE);
-    match said(config, CONFIG_VARIABLE) {
+    let profile = given(profile, PROFILE_VARIABLE);
+    match given(config, CONFIG_VARIABLE) {
         Some(path) => Ok(Some((File::read(command, path.into(), around)?, profile))),
         None if profile.is_none() => Ok(None),
         None => {

@@ -398,8 +398,8 @@ impl World {
     /// Executes a command, whatever that leads to.
     pub fn execute(&mut self, pending: Pending, fence: SlotFence) {
         let Pending { command, slots, values } = pending;
-        let looks_first = fence == SlotFence::Scripted;
-        if looks_first && self.slipped && matches!(command, Command::Fence | Command::FenceAndTakeOver) {
+        let checks_first = fence == SlotFence::Scripted;
+        if checks_first && self.slipped && matches!(command, Command::Fence | Command::FenceAndTakeOver) {
             return;
         }
         match (command, fence) {

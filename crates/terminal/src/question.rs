@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::print::for_stderr;
 
 /// How often it is looked whether there is an answer, or none is wanted any more.
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 /// What is asked before something is changed.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ pub async fn ask(question: &Question, stop: &CancellationToken) -> std::io::Resu
             Err(mpsc::TryRecvError::Disconnected) => return Ok(false),
             Err(mpsc::TryRecvError::Empty) => {}
         }
-        if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
+        if stop.run_until_cancelled(tokio::time::sleep(POLL_PERIOD)).await.is_none() {
             writeln!(stderr)?;
             return Ok(false);
         }

@@ -21,8 +21,8 @@ pub fn cell(rank: u8, text: impl Into<String>) -> Cell {
 
 /// All of a line, for what is no terminal.
 pub fn whole(row: &[Cell]) -> String {
-    let said = row.iter().filter(|cell| !cell.text.is_empty());
-    said.map(|cell| cell.text.as_str()).collect::<Vec<_>>().join(GAP)
+    let filled = row.iter().filter(|cell| !cell.text.is_empty());
+    filled.map(|cell| cell.text.as_str()).collect::<Vec<_>>().join(GAP)
 }
 
 /// A line for each row, none wider than `width`. Cells at the same place of different rows stand below one

@@ -68,9 +68,9 @@ impl App {
     pub(crate) fn note(&mut self, sight: Sight, now: Moment) -> Result<bool> {
         match (sight, &mut self.job) {
             (Sight::All(seen), _) => self.list.note(seen?, now),
-            (Sight::One(looked), Some(job)) => {
+            (Sight::One(polled), Some(job)) => {
                 let ran = job.over().is_none();
-                job.note(*looked, now);
+                job.note(*polled, now);
                 if !job.seen(now).can(Ask::Cancel) {
                     // There is nothing to cancel any more.
                     self.typed = None;
@@ -269,15 +269,15 @@ mod tests {
     #[test]
     fn one_that_was_interrupted_is_cancelled_while_it_is_looked_at() {
         let (mut app, now, entry) = app(Kind::Copy);
-        let looked = || Polled {
+        let polled = || Polled {
             entry: Some(Entry { running: false, ..entry.clone() }),
             standing: None,
             events: Vec::new(),
             has_report: false,
         };
-        assert!(app.note(looked().into(), now).expect("noted"), "it ran before");
+        assert!(app.note(polled().into(), now).expect("noted"), "it ran before");
         press(&mut app, "cye", now);
-        assert!(!app.note(looked().into(), now).expect("noted") && app.is_typing());
+        assert!(!app.note(polled().into(), now).expect("noted") && app.is_typing());
         assert_eq!(press(&mut app, "s\r", now), Action::Order(Ask::Cancel));
     }
 

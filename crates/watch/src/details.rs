@@ -79,11 +79,11 @@ fn of_front(details: &Value) -> Vec<String> {
     let held = details["held_ms"].as_u64().map_or_else(String::new, |ms| {
         format!("; they have been held for {} for a cutover", format_duration_ms(ms))
     });
-    let turned = match of(&details["reversals"]) {
+    let reversed = match of(&details["reversals"]) {
         0 => String::new(),
         reversals => format!("; reversed {reversals} times"),
     };
-    let mut lines = vec![format!("clients  {}{held}{turned}", format_count(of(&details["clients"])))];
+    let mut lines = vec![format!("clients  {}{held}{reversed}", format_count(of(&details["clients"])))];
     let moving = &details["moving"];
     if moving.is_object() {
         let staying = of(&moving["staying"]);

@@ -126,7 +126,7 @@ pub(crate) fn lines_of_sync(status: &Value, rates: &str, screen: Screen) -> Stri
         "trouble  {} retries, {} failed, {} in doubt; {} on their way\n\n",
         format_count(number(&counts["retries"])),
         format_count_of(number(&counts["failed"]), "key"),
-        format_count_of(number(&status["doubtful_slots"]), "slot"),
+        format_count_of(number(&status["suspect_slots"]), "slot"),
         format_count_of(number(&counts["big_in_flight"]), "large key"),
     ));
     page.push_str(&sources(status, screen));
@@ -212,7 +212,7 @@ mod tests {
             json!({
                 "name": "sync-1", "source": "a:1", "target": "b:2",
                 "status": {
-                    "phase": "following", "doubtful_slots": 0, "failures": [],
+                    "phase": "following", "suspect_slots": 0, "failures": [],
                     "counts": {"written": written, "bytes_written": 2048, "gone": 3, "retries": 0,
                     "failed": 0, "big_in_flight": 0},
                     "sources": [{"address": "a:1", "feed": "tracking", "offset": 0, "lag_bytes": 0,

@@ -346,7 +346,7 @@ mod tests {
             Kind::Front => json!({"clients": 12, "reversals": 1, "held_ms": 30,
                 "moving": {"left": 5_800, "staying": 2, "rebuilding": true}}),
             Kind::Sync => json!({"status": {
-                "phase": "snapshotting", "counts": counts, "doubtful_slots": 0, "failures": [],
+                "phase": "snapshotting", "counts": counts, "suspect_slots": 0, "failures": [],
                 "pause_estimate_ms": 12,
                 "sources": [{"address": "old.example.com:6379", "feed": "replication", "offset": 77,
                     "lag_bytes": 3, "lag_ms": 7, "touched": 12, "resumed": 0, "silent": true,

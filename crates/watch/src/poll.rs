@@ -31,17 +31,17 @@ pub(crate) async fn poll(jobs: &Jobs, status: &Status) -> Polled {
     let Some(mut entry) = jobs.now_of(status) else {
         return Polled { entry: None, standing: None, events: Vec::new(), has_report: false };
     };
-    let mut said = None;
+    let mut current = None;
     if entry.running {
-        said = standing(&jobs.store.socket(&entry.status.id)).await;
-        if said.is_none() {
+        current = standing(&jobs.store.socket(&entry.status.id)).await;
+        if current.is_none() {
             // It may have ended meanwhile.
             entry = jobs.now_of(status).unwrap_or(entry);
         }
     }
     let (id, ended) = (&entry.status.id, entry.status.ended);
     let (events, has_report) = (jobs.store.events(id), ended && jobs.store.report(id).is_some());
-    Polled { entry: Some(entry), standing: said, events, has_report }
+    Polled { entry: Some(entry), standing: current, events, has_report }
 }
 
 /// What was seen.
@@ -54,8 +54,8 @@ pub(crate) enum Sight {
 }
 
 impl From<Polled> for Sight {
-    fn from(looked: Polled) -> Sight {
-        Sight::One(Box::new(looked))
+    fn from(polled: Polled) -> Sight {
+        Sight::One(Box::new(polled))
     }
 }
 

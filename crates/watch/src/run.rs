@@ -110,9 +110,9 @@ pub async fn watch_jobs(
 fn page_of(job: &mut Option<Watched>, standing: Standing) -> String {
     let (now, entry) = (Moment::now(), Entry { status: standing.job.clone(), running: true });
     let watched = job.get_or_insert_with(|| Watched::new(entry.clone(), now));
-    let looked =
+    let polled =
         Polled { entry: Some(entry), standing: Some(standing), events: Vec::new(), has_report: false };
-    watched.note(looked, now);
+    watched.note(polled, now);
     let lines = page(watched, None, now, Screen::of_stdout(), None);
     lines.into_iter().map(|line| line + "\n").collect()
 }
@@ -163,18 +163,18 @@ async fn follow(
     let mut watched = Watched::new(entry, Moment::now());
     let (mut last, mut is_first) = (None, true);
     loop {
-        let looked = poll(jobs, watched.status()).await;
-        let said = looked.standing.is_some();
-        watched.note(looked, Moment::now());
+        let polled = poll(jobs, watched.status()).await;
+        let answers = polled.standing.is_some();
+        watched.note(polled, Moment::now());
         let over = watched.over().is_some();
-        if form.once && !over && !said {
+        if form.once && !over && !answers {
             let what = format!("{} is stopped or hangs: it does not answer", watched.status().label());
             return Err(Error::own("watch the job", what).with_remedy(
                 "see what the process does that runs it: SIGCONT resumes one that was stopped",
             ));
         }
         // What has ended before is shown as well.
-        let shown = match (said || over && is_first, form.json) {
+        let shown = match (answers || over && is_first, form.json) {
             (true, true) => show_json(&object(&watched)),
             (true, false) => show_text(form, &as_text(&watched, last.as_ref(), goes_on)),
             (false, true) => Ok(()),
@@ -241,12 +241,12 @@ async fn pressed(
     let mut watched = job.map(|entry| Watched::new(entry, Moment::now()));
     if let Some(job) = &mut watched {
         // Before anything is said of how long ago it was heard.
-        let Some(looked) = stop.run_until_cancelled(poll(jobs, job.status())).await else { return Ok(()) };
-        job.note(looked, Moment::now());
+        let Some(polled) = stop.run_until_cancelled(poll(jobs, job.status())).await else { return Ok(()) };
+        job.note(polled, Moment::now());
     }
     let status = watched.as_ref().map(|job| job.status().clone());
     let mut app = App::new(watched);
-    let mut looking = Poller::at(jobs.clone(), status);
+    let mut poller = Poller::at(jobs.clone(), status);
     let mut orders: JoinSet<(Status, String)> = JoinSet::new();
     let mut keyboard = Keyboard::open().map_err(fail)?;
     let mut suspended = signal(SignalKind::from_raw(SIGTSTP)).map_err(fail)?;
@@ -258,7 +258,7 @@ async fn pressed(
         show(&app, goes_on).map_err(fail)?;
         tokio::select! {
             () = stop.cancelled() => break false,
-            sight = looking.next() => if app.note(sight, Moment::now())? {
+            sight = poller.next() => if app.note(sight, Moment::now())? {
                 break true;
             },
             Some(answer) = orders.join_next() => match answer {
@@ -274,8 +274,8 @@ async fn pressed(
                         Action::None if app.is_typing() == asked => continue,
                         Action::None => {}
                         Action::Quit => quits = true,
-                        Action::Open(status) => looking = Poller::at(jobs.clone(), Some(*status)),
-                        Action::Back => looking = Poller::at(jobs.clone(), None),
+                        Action::Open(status) => poller = Poller::at(jobs.clone(), Some(*status)),
+                        Action::Back => poller = Poller::at(jobs.clone(), None),
                         Action::Order(ask) => {
                             if let Some(job) = app.job() {
                                 orders.spawn(order(jobs.clone(), job.entry.clone(), ask));

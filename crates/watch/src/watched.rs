@@ -84,8 +84,8 @@ impl Watched {
     }
 
     /// It was looked at.
-    pub(crate) fn note(&mut self, looked: Polled, now: Moment) {
-        let Polled { entry, standing, events, has_report } = looked;
+    pub(crate) fn note(&mut self, polled: Polled, now: Moment) {
+        let Polled { entry, standing, events, has_report } = polled;
         let Some(entry) = entry else {
             self.missed += 1;
             return;
@@ -230,19 +230,19 @@ pub(crate) mod tests {
     fn what_has_become_of_it_is_distinguished() {
         let entry = entry(Kind::Copy);
         let now = Moment { s: entry.status.updated_s, ..Moment::now() };
-        let looked =
+        let polled =
             |entry: Option<Entry>| Polled { entry, standing: None, events: Vec::new(), has_report: false };
         let mut watched = Watched::new(entry.clone(), now);
         assert_eq!(watched.over(), None);
         // It is written anew just now.
-        watched.note(looked(None), now);
+        watched.note(polled(None), now);
         assert_eq!(watched.over(), None);
-        watched.note(looked(None), now);
+        watched.note(polled(None), now);
         assert_eq!(watched.over(), Some(Over::Gone));
-        watched.note(looked(Some(Entry { running: false, ..entry.clone() })), now);
+        watched.note(polled(Some(Entry { running: false, ..entry.clone() })), now);
         assert_eq!(watched.over(), Some(Over::Interrupted));
         let status = Status { ended: true, phase: "copied".to_owned(), ..entry.status };
-        watched.note(looked(Some(Entry { status, running: false })), now);
+        watched.note(polled(Some(Entry { status, running: false })), now);
         assert_eq!(watched.over(), Some(Over::Ended));
         assert_eq!(watched.silent(after(now, 100)), None, "nobody runs it");
     }

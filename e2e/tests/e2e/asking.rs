@@ -126,13 +126,13 @@ fn replacing_and_removing_keys_asks_and_a_dry_run_counts_them() {
     unchanged();
     // A key that expires some day would be lost all the same.
     target.call(&["PEXPIRE", "d", "86400000"]);
-    let sync_looks = ["sync", &from, &to, "--state-dir", state, "--mirror", "--dry-run"];
-    let looked = Invocation::unasked(&sync_looks).run().expect_code(0);
+    let sync_rehearsal = ["sync", &from, &to, "--state-dir", state, "--mirror", "--dry-run"];
+    let rehearsed = Invocation::unasked(&sync_rehearsal).run().expect_code(0);
     for expected in ["up to 1 key would be replaced", "2 keys that only the target has would be removed"] {
-        assert!(looked.stderr.contains(expected), "{}", looked.stderr);
+        assert!(rehearsed.stderr.contains(expected), "{}", rehearsed.stderr);
     }
-    let looked = Invocation::unasked(&[&copy[..], &["--dry-run", "--json"]].concat()).run().expect_code(0);
-    assert!(looked.stdout.contains(r#""removed":0,"replaced":1"#), "{}", looked.stdout);
+    let rehearsed = Invocation::unasked(&[&copy[..], &["--dry-run", "--json"]].concat()).run().expect_code(0);
+    assert!(rehearsed.stdout.contains(r#""removed":0,"replaced":1"#), "{}", rehearsed.stdout);
     unchanged();
     // A yes is too easily said where keys are lost.
     let terminal = Terminal::new(200);

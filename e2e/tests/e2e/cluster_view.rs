@@ -439,7 +439,7 @@ fn copies_of_an_interrupted_move_are_removed_and_bring_nothing_back(engine: Engi
     let before = everything(&cluster);
     let (plan, report) = repair(&cluster, &[], SUCCESS);
     assert_eq!(actions(&plan), ["empty"], "{engine}: {plan}");
-    assert_eq!(plan["actions"][0]["looked_at"]["only_here"], 1, "{engine}: {plan}");
+    assert_eq!(plan["actions"][0]["compared"]["only_here"], 1, "{engine}: {plan}");
     assert_eq!((&report["keys_moved"], &report["keys_removed"]), (&0.into(), &KEYS.into()));
     assert!(!before.keys.contains_key(key(SLOT, 3).as_bytes()));
     // The stray copies were part of it.
@@ -674,17 +674,18 @@ fn a_running_migration_is_not_disturbed(engine: Engine) {
 fn looking_needs_the_documented_rights(engine: Engine) {
     let cluster = Cluster::builder(engine).start().expect("the cluster starts");
     let lines = documented("whimbrel-look", &["Looking at a cluster"], "pass");
-    assert_eq!(lines.len(), 1);
+    let rights: Vec<&String> = lines.iter().flatten().filter(|word| word.starts_with('+')).collect();
+    assert!(rights.len() > 5, "{rights:?}");
     cluster.nodes().iter().for_each(|node| give(node, &lines));
-    let look = || {
+    let show_status = || {
         let args = ["status", &cluster.seed(), "--user", "whimbrel-look"];
         Invocation::new(&args).env("WHIMBREL_PASSWORD", "pass").run()
     };
-    look().expect_code(SUCCESS);
-    for right in lines[0].iter().filter(|word| word.starts_with('+')) {
+    show_status().expect_code(SUCCESS);
+    for right in rights {
         let word = |sign: &str| format!("{sign}{}", &right[1..]);
         cluster.nodes()[1].call(&["ACL", "SETUSER", "whimbrel-look", &word("-")]);
-        let output = look();
+        let output = show_status();
         if output.code() != Some(SUCCESS) {
             let output = output.expect_code(REFUSED);
             assert!(output.stderr.contains("NOPERM"), "{engine}, without {right}: {output:#?}");

@@ -215,6 +215,11 @@ fn what_servers_say_is_text() {
     drop(deployment(&from));
 }
 
+/// Whether the page shows a step of a migration as done.
+fn is_done(step: &str) -> String {
+    format!("document.querySelector('[data-test=\"step-{step}\"]')?.dataset.done === 'yes'")
+}
+
 /// A migration by clicks alone: assessed, synced, verified, rehearsed, cut over while clients write, back.
 #[test]
 fn a_migration_is_guided_to_its_cutover_and_back() {
@@ -244,9 +249,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     browser.fill(&test("start-confirm"), &format!("redis://mover@{to}"));
     browser.click(&test("start-button"));
     browser.wait_for("location.hash.startsWith('#/migrations/sync-')");
-    let done =
-        |step: &str| format!("document.querySelector('[data-test=\"step-{step}\"]')?.dataset.done === 'yes'");
-    browser.wait_within(&done("sync"), PATIENCE);
+    browser.wait_within(&is_done("sync"), PATIENCE);
     // What differs while clients write is looked at again, which may take its time on a busy machine.
     let record = writers.stop();
     let name = browser.eval("decodeURIComponent(location.hash.slice('#/migrations/'.length))");
@@ -261,10 +264,10 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
         browser.fill(&format!("dialog {}", test(&format!("{side}-password"))), "a-secret-of-the-mover");
     }
     browser.click(&test("verify-button"));
-    browser.wait_within(&done("verify"), PATIENCE);
+    browser.wait_within(&is_done("verify"), PATIENCE);
     let writers = whimbrel_e2e::syncing::writers(std::slice::from_ref(&from), "cutover");
     browser.fill(&test("max-pause"), "20s");
-    let rehearsed = done("rehearse");
+    let rehearsed = is_done("rehearse");
     rehearse(&mut browser, "rehearse-button", &rehearsed);
     picture(&mut browser, "migration");
     let job = opened.get(&format!("/jobs/{name}"));
@@ -272,7 +275,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     assert_eq!(job["remembered"]["rehearsal"]["who"], "administer", "{job}");
     // What was found out is there when the page is loaded again.
     browser.reload();
-    let steps = ["assess", "verify", "rehearse"].map(done);
+    let steps = ["assess", "verify", "rehearse"].map(is_done);
     browser.wait_for(&steps.map(|step| format!("({step})")).join(" && "));
     let sync = "[...document.querySelectorAll('[data-test=\"step-sync\"] [data-test=\"command\"]')]";
     let expected = format!("whimbrel sync redis://mover@{from} redis://mover@{to} --mirror");
@@ -282,7 +285,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     assert_eq!(browser.eval(&disabled), true);
     browser.fill(&test("cutover-confirm"), &name);
     browser.click(&test("cutover-button"));
-    browser.wait_within(&done("cutover"), PATIENCE);
+    browser.wait_within(&is_done("cutover"), PATIENCE);
     let later = writers.stop();
     // Anyone who comes too late with another order learns what became of the job.
     let what = format!("POST /api/v1/jobs/{name}/cancel");
@@ -293,23 +296,7 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     }
     let mut there = target.connection();
     redis::cmd("SET").arg("after").arg("the cutover").exec(&mut there).expect("the target takes writes");
-
-    let back = opened.get("/jobs")["jobs"]
-        .as_array()
-        .and_then(|jobs| {
-            jobs.iter().find(|job| job["kind"] == "sync" && job["source"] == to.as_str()).cloned()
-        })
-        .expect("the target is followed back");
-    let back = back["name"].as_str().expect("a name").to_owned();
-    opened.wait_for_job(&back, |job| job["phase"] == "following");
-    picture(&mut browser, "cut-over");
-    browser.click(&test("back-button"));
-    browser.fill(&test("cutover-confirm"), &back);
-    browser.click(&test("cutover-button"));
-    browser.wait_within(&done("back"), PATIENCE);
-    browser.wait_for_text(&test("step-back"), "stays fenced");
-    browser.wait_for_text(&test("unfence"), &format!("whimbrel unfence redis://mover@{to}"));
-    picture(&mut browser, "rolled-back");
+    cut_over_back(&mut browser, &opened, &to);
     let mut here = source.connection();
     let after: String = redis::cmd("GET").arg("after").query(&mut here).expect("it is there");
     assert_eq!(after, "the cutover");
@@ -321,6 +308,25 @@ fn a_migration_is_guided_to_its_cutover_and_back() {
     for order in ["assess", "begin", "cutover, as a dry run", "\"cutover\""] {
         assert!(orders.contains(order), "{order} is not in {orders}");
     }
+}
+
+/// Cuts over back from the server at `to`, which is followed since it took over.
+#[track_caller]
+fn cut_over_back(browser: &mut Browser, opened: &Opened, to: &str) {
+    let back = opened.get("/jobs")["jobs"]
+        .as_array()
+        .and_then(|jobs| jobs.iter().find(|job| job["kind"] == "sync" && job["source"] == to).cloned())
+        .expect("the target is followed back");
+    let back = back["name"].as_str().expect("a name").to_owned();
+    opened.wait_for_job(&back, |job| job["phase"] == "following");
+    picture(browser, "cut-over");
+    browser.click(&test("back-button"));
+    browser.fill(&test("cutover-confirm"), &back);
+    browser.click(&test("cutover-button"));
+    browser.wait_within(&is_done("back"), PATIENCE);
+    browser.wait_for_text(&test("step-back"), "stays fenced");
+    browser.wait_for_text(&test("unfence"), &format!("whimbrel unfence redis://mover@{to}"));
+    picture(browser, "rolled-back");
 }
 
 /// Opens the dialog of a cutover.

@@ -236,9 +236,9 @@ fn order(browser: &mut whimbrel_e2e::browser::Browser, name: &str) {
         browser.click(&test("cutover-open"));
         std::thread::sleep(Duration::from_millis(500));
     }
-    for doubt in ["cutover-unverified", "cutover-unrehearsed"] {
-        if browser.eval(&format!("{} === 1", number(doubt))) == true {
-            browser.click(&test(doubt));
+    for warning in ["cutover-unverified", "cutover-unrehearsed"] {
+        if browser.eval(&format!("{} === 1", number(warning))) == true {
+            browser.click(&test(warning));
         }
     }
     browser.fill(&test("cutover-confirm"), name);

@@ -160,7 +160,7 @@ fn ranges(json: &str) -> Vec<(u64, u64, Value)> {
 
 /// What a server of the cluster says.
 #[track_caller]
-fn said(scene: &Scene, node: usize) -> Vec<(u64, u64, Value)> {
+fn reported_slots(scene: &Scene, node: usize) -> Vec<(u64, u64, Value)> {
     let cli = Engine::Valkey91.binaries().expect("Valkey is installed").cli;
     let port = scene.cluster.nodes()[node].port().to_string();
     let output = Command::new(cli).args(["-p", &port, "--json", "CLUSTER", "SLOTS"]).output();
@@ -173,8 +173,8 @@ fn clients_find_the_cluster_by_it(engine: Engine) {
     let shown = || ranges(&daemon.cli(&["--json"], &["CLUSTER", "SLOTS"]));
     let agree = |what: &str| {
         let deadline = Instant::now() + PATIENCE;
-        while !(0..2).all(|node| said(&scene, node) == shown()) {
-            assert!(Instant::now() < deadline, "{what}: {:?} and {:?}", shown(), said(&scene, 0));
+        while !(0..2).all(|node| reported_slots(&scene, node) == shown()) {
+            assert!(Instant::now() < deadline, "{what}: {:?} and {:?}", shown(), reported_slots(&scene, 0));
             thread::sleep(Duration::from_millis(50));
         }
     };
@@ -271,11 +271,11 @@ fn hosts_are_named_as_the_cluster_does(engine: Engine) {
 }
 
 /// A daemon whose jobs wait before they copy anything, until [`release`].
-fn serve_held(scene: &Scene) -> Served {
-    Served::by(held(invocation(scene, &port_of_its_own(), &EXTERNAL), scene))
+fn serve_paused(scene: &Scene) -> Served {
+    Served::by(paused_before_copying(invocation(scene, &port_of_its_own(), &EXTERNAL), scene))
 }
 
-pub(crate) fn held(invocation: Invocation, scene: &Scene) -> Invocation {
+pub(crate) fn paused_before_copying(invocation: Invocation, scene: &Scene) -> Invocation {
     // A failure of the test itself must not leave it waiting: it does so for a minute at most.
     invocation
         .env("WHIMBREL_FAILPOINT_PAUSE", "snapshot:before")
@@ -374,7 +374,7 @@ fn what_makes_no_sense_is_refused_as_valkey_does(engine: Engine) {
 fn jobs_wait_and_are_cancelled(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let daemon = serve_held(&scene);
+    let daemon = serve_paused(&scene);
     let target = scene.cluster.node_id(1).to_owned();
     assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 99 NODE {target}")), "OK");
     daemon.wait_for("0-99", &BEGUN);
@@ -406,7 +406,7 @@ fn jobs_wait_and_are_cancelled(engine: Engine) {
 /// before, `repair` the one that has marked slots.
 fn what_a_stop_interrupts_is_named(engine: Engine) {
     let scene = scene(engine);
-    let daemon = Served::by(held(
+    let daemon = Served::by(paused_before_copying(
         invocation(&scene, "127.0.0.1:0", &[&EXTERNAL[..], &["--http", "127.0.0.1:0"]].concat()),
         &scene,
     ));
@@ -604,7 +604,7 @@ fn moves_are_handed_to_it(engine: Engine) {
 fn moves_that_were_handed_to_it_are_cancelled(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let daemon = serve_held(&scene);
+    let daemon = serve_paused(&scene);
     let (seed, address, target) =
         (scene.cluster.seed(), daemon.address(), scene.cluster.node_id(1).to_owned());
     let reshard =
@@ -631,7 +631,7 @@ fn moves_that_were_handed_to_it_are_cancelled(engine: Engine) {
 fn moves_that_were_handed_to_it_survive_it(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let mut daemon = serve_held(&scene);
+    let mut daemon = serve_paused(&scene);
     let (seed, address, target) =
         (scene.cluster.seed(), daemon.address(), scene.cluster.node_id(1).to_owned());
     let reshard =
@@ -748,9 +748,9 @@ fn no_more_clients_are_let_in_than_files_may_be_open() {
         command.spawn().expect("prlimit is there")
     };
     let refused = limited(256).wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("no place for clients") && said.contains("ulimit -Hn"), "{said}");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert!(text.contains("no place for clients") && text.contains("ulimit -Hn"), "{text}");
     let mut fewer = limited(600);
     let mut lines = BufReader::new(fewer.stderr.take().expect("it is piped")).lines();
     let note = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("no more files may be open")));

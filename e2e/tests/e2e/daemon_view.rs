@@ -8,7 +8,7 @@ use whimbrel_lab::{Engine, wait_until};
 use crate::daemon::{EXTERNAL, serve};
 
 /// What a node answers.
-fn said(scene: &Scene, node: usize, words: &[&str]) -> String {
+fn reply_of(scene: &Scene, node: usize, words: &[&str]) -> String {
     format!("{:?}", scene.cluster.nodes()[node].call(words))
 }
 
@@ -24,13 +24,13 @@ fn a_replica_that_loads_is_shown_as_the_nodes_show_it(engine: Engine) {
     };
     set_delay("600");
     scene.cluster.nodes()[2].call(&["CLUSTER", "REPLICATE", scene.cluster.node_id(0)]);
-    wait_until("the nodes say so", || said(&scene, 1, &["CLUSTER", "SHARDS"]).contains("loading"));
+    wait_until("the nodes say so", || reply_of(&scene, 1, &["CLUSTER", "SHARDS"]).contains("loading"));
     wait_until("the daemon says so", || daemon.cluster("SHARDS").contains("loading"));
-    assert!(!said(&scene, 1, &["CLUSTER", "SLOTS"]).contains(&replica), "as the nodes do");
+    assert!(!reply_of(&scene, 1, &["CLUSTER", "SLOTS"]).contains(&replica), "as the nodes do");
     assert!(!daemon.cluster("SLOTS").contains(&replica), "it is given as usable");
     assert!(daemon.cluster("NODES").contains(&replica));
     set_delay("0");
-    wait_until("the nodes give it", || said(&scene, 1, &["CLUSTER", "SLOTS"]).contains(&replica));
+    wait_until("the nodes give it", || reply_of(&scene, 1, &["CLUSTER", "SLOTS"]).contains(&replica));
     wait_until("the daemon gives it", || daemon.cluster("SLOTS").contains(&replica));
     // Another node may be asked the next time, where one takes long on a busy machine.
     wait_until("it loads no more", || !daemon.cluster("SHARDS").contains("loading"));

@@ -17,8 +17,8 @@ const NO_FOLDER: &str = "/dev/null/whimbrel";
 
 /// What it says is wrong, and what to do.
 fn refusal(output: &Output) -> String {
-    let said = |text: &str| text.find("error: ").map(|at| text[at..].to_owned());
-    said(&output.stderr).or_else(|| said(&output.stdout)).unwrap_or_default()
+    let error_in = |text: &str| text.find("error: ").map(|at| text[at..].to_owned());
+    error_in(&output.stderr).or_else(|| error_in(&output.stdout)).unwrap_or_default()
 }
 
 /// Runs it as a dry run, and then as it is: neither does anything, and both say the same.
@@ -26,9 +26,9 @@ fn refusal(output: &Output) -> String {
 fn both_refuse(args: &[&str]) {
     let run = |how| Invocation::unasked(&[args, &[how]].concat()).timeout(PATIENCE).run();
     let (dry, real) = (run("--dry-run"), run("--yes"));
-    let (said, expected) = (refusal(&dry), refusal(&real));
+    let (found, expected) = (refusal(&dry), refusal(&real));
     assert!(matches!(real.code(), Some(1..=4)), "{args:?} is no refusal: {real:#?}");
-    assert_eq!((dry.code(), said), (real.code(), expected), "{args:?}: {dry:#?}");
+    assert_eq!((dry.code(), found), (real.code(), expected), "{args:?}: {dry:#?}");
 }
 
 /// A user who may do everything but that.
@@ -236,8 +236,8 @@ fn of_fronts() {
     target.call(&["FUNCTION", "FLUSH"]);
     let would = |what: &str, plan: &str| {
         let args = ["front", what, "--state-dir", front.state_dir(), "--dry-run"];
-        let said = Invocation::unasked(&args).run().expect_code(0).stdout;
-        assert!(said.contains(plan) && said.contains("nothing was changed"), "{said}");
+        let printed = Invocation::unasked(&args).run().expect_code(0).stdout;
+        assert!(printed.contains(plan) && printed.contains("nothing was changed"), "{printed}");
     };
     would("start", &format!("2 keys would move from {} to {}", source.addr(), target.addr()));
     assert_eq!(front.status()["phase"], "forwarding", "that was a dry run");
@@ -267,8 +267,11 @@ fn of_fleets() {
     fleet.join("front-1", &[]);
     fleet.settled(2);
     let args = ["fleet", "leave", "front-1", "--server", &at, "--dry-run"];
-    let said = Invocation::unasked(&args).run().expect_code(0).stdout;
-    assert!(said.contains("member 2 (front-1) of a fleet of 2 members give all its partitions"), "{said}");
+    let printed = Invocation::unasked(&args).run().expect_code(0).stdout;
+    assert!(
+        printed.contains("member 2 (front-1) of a fleet of 2 members give all its partitions"),
+        "{printed}"
+    );
     assert_eq!(fleet.settled(2)["fleet"]["members"].as_array().map(Vec::len), Some(2), "that was a dry run");
 }
 

@@ -197,9 +197,9 @@ fn clients_come_with_tls_and_so_does_the_front_to_the_source(engine: Engine) {
     let mut plain = TcpStream::connect(&front.address).expect("a connection");
     plain.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     plain.write_all(b"*1\r\n$4\r\nPING\r\n").expect("sent");
-    let mut said = Vec::new();
-    let _ = plain.read_to_end(&mut said);
-    assert!(!said.windows(4).any(|bytes| bytes == b"PONG"), "{engine}");
+    let mut received = Vec::new();
+    let _ = plain.read_to_end(&mut received);
+    assert!(!received.windows(4).any(|bytes| bytes == b"PONG"), "{engine}");
     let () = redis::cmd("PING").query(&mut client).expect("the others go on");
 }
 
@@ -307,9 +307,9 @@ fn the_face_of_a_cluster_shows_nothing_that_the_server_hides() {
     let mut stranger = TcpStream::connect(&front.address).expect("a connection");
     stranger.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stranger.write_all(b"CLUSTER SLOTS\r\n").expect("sent");
-    let mut said = [0; 7];
-    stranger.read_exact(&mut said).expect("an answer");
-    assert_eq!(&said, b"-NOAUTH");
+    let mut received = [0; 7];
+    stranger.read_exact(&mut received).expect("an answer");
+    assert_eq!(&received, b"-NOAUTH");
 }
 
 /// A connection that has subscribed once is one whose replies nobody can count. What is refused there is
@@ -322,22 +322,22 @@ fn what_is_refused_comes_in_its_turn_also_after_a_subscription(engine: Engine) {
     stream.write_all(b"SET a A\r\nSET n 7\r\nSUBSCRIBE c\r\nUNSUBSCRIBE c\r\nPING\r\n").expect("sent");
     let mut reader = stream.try_clone().expect("the same connection");
     let mut until = |end: &[u8]| {
-        let mut said = Vec::new();
-        while !said.ends_with(end) {
+        let mut received = Vec::new();
+        while !received.ends_with(end) {
             let mut byte = [0];
             reader.read_exact(&mut byte).expect("a reply");
-            said.push(byte[0]);
+            received.push(byte[0]);
         }
-        String::from_utf8_lossy(&said).into_owned()
+        String::from_utf8_lossy(&received).into_owned()
     };
     until(b"+PONG\r\n");
     stream.write_all(b"GET a\r\nINCR n\r\nCLIENT TRACKING ON\r\nGET a\r\nMONITOR\r\nPING\r\n").expect("sent");
-    let said = until(b"+PONG\r\n");
-    let lines: Vec<&str> = said.split("\r\n").collect();
-    assert_eq!((lines[0], lines[1], lines[2]), ("$1", "A", ":8"), "{engine}: {said}");
-    assert!(lines[3].starts_with('-') && lines[3].contains("TRACKING"), "{engine}: {said}");
-    assert_eq!((lines[4], lines[5]), ("$1", "A"), "{engine}: {said}");
-    assert!(lines[6].starts_with('-') && lines[6].contains("MONITOR"), "{engine}: {said}");
+    let received = until(b"+PONG\r\n");
+    let lines: Vec<&str> = received.split("\r\n").collect();
+    assert_eq!((lines[0], lines[1], lines[2]), ("$1", "A", ":8"), "{engine}: {received}");
+    assert!(lines[3].starts_with('-') && lines[3].contains("TRACKING"), "{engine}: {received}");
+    assert_eq!((lines[4], lines[5]), ("$1", "A"), "{engine}: {received}");
+    assert!(lines[6].starts_with('-') && lines[6].contains("MONITOR"), "{engine}: {received}");
 }
 
 /// How far the keys have moved is a matter of the two servers, not of where the front listens.

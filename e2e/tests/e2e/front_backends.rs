@@ -15,7 +15,7 @@ fn cluster(engine: Engine) -> Cluster {
 }
 
 /// After which what goes on has made a difference.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const OBSERVED_FOR: Duration = Duration::from_secs(2);
 
 /// This many slots are in a partition here.
 const SLOTS_OF_PARTITION: u64 = 64;
@@ -317,7 +317,7 @@ fn what_is_under_way_is_answered_before_its_data_moves() {
     fleet.command(&["drain", "--backend", "main", "--no-wait"]).expect_code(0);
     until("all others have moved", || (placed(&fleet, "main")? == 1).then_some(()));
     // For as long as it takes: it would have moved by the next look.
-    std::thread::sleep(LOOK_AGAIN);
+    std::thread::sleep(OBSERVED_FOR);
     assert_eq!(placed(&fleet, "main"), Some(1));
     link.go_on();
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");

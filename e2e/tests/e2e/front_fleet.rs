@@ -112,12 +112,12 @@ fn clients_of_both_kinds_are_served(engine: Engine) {
     let addresses = fleet.addresses();
     for (number, member) in fleet.members.iter().enumerate() {
         let mut cluster = member.connect();
-        let said = text(&mut cluster, "SET k v");
+        let reply = text(&mut cluster, "SET k v");
         if number == owner {
-            assert_eq!(said, "OK");
+            assert_eq!(reply, "OK");
         } else {
             let moved = format!("{} {}", slot_of(b"k"), addresses[owner]);
-            assert!(said.contains("Moved") && said.contains(&moved) || said.contains(&moved), "{said}");
+            assert!(reply.contains("Moved") && reply.contains(&moved) || reply.contains(&moved), "{reply}");
         }
         // A client that knows no clusters may ask any member.
         let mut other = member.connect_forwarding();

@@ -26,7 +26,7 @@ const STABLE_KEYS: usize = 15_000;
 const COUNTERS: usize = 3_000;
 const QUEUES: usize = 4;
 const KILLS: usize = 3;
-const TURNS: usize = 6;
+const REVERSALS: usize = 6;
 
 // ---- Source and target ----
 
@@ -201,12 +201,12 @@ enum Trouble {
     /// Slots move between nodes of the clusters, and it is killed as well.
     Slots,
     /// Keys move back, and to and fro, and the front is killed in the middle of that.
-    Turn,
+    Reverse,
 }
 
 /// Has keys move to and fro; at last all have moved, and turn once more.
 fn reverse_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
-    for i in 0..TURNS {
+    for i in 0..REVERSALS {
         std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
         let before = front.process.status();
         if i % 3 == 1 {
@@ -256,7 +256,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
     fill(source);
     let links = [source, target].map(|side| Proxy::start(&side.address()).expect("a proxy"));
     let mut front = match trouble {
-        Trouble::Kill | Trouble::Slots | Trouble::Turn => Front::between(source, target),
+        Trouble::Kill | Trouble::Slots | Trouble::Reverse => Front::between(source, target),
         Trouble::Cut => Front::at(source, target, &links[0].addr(), &links[1].addr()),
     };
     let mut random = Random(seed);
@@ -292,7 +292,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
         // For a while only the source is there, so that some of the keys are.
         std::thread::sleep(Duration::from_millis(500));
         front.process.command("start").expect_code(0);
-        let kills = if trouble == Trouble::Turn { 0 } else { KILLS };
+        let kills = if trouble == Trouble::Reverse { 0 } else { KILLS };
         for _ in 0..kills {
             std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
             println!("{trouble:?} while {}", front.process.status()["phase"]);
@@ -313,7 +313,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
                 link.heal().expect("the port is still free");
             }
         }
-        if trouble == Trouble::Turn {
+        if trouble == Trouble::Reverse {
             reverse_to_and_fro(&mut front, &mut random);
         }
         front.wait_until_done();
@@ -428,13 +428,13 @@ fn every_answer_is_right_while_slots_of_the_clusters_move_too() {
 fn every_answer_is_right_while_keys_turn_round_and_the_front_is_killed() {
     let seed = seed();
     let (source, target) = servers(seed);
-    a_move_with(Trouble::Turn, seed, &source, &target);
+    a_move_with(Trouble::Reverse, seed, &source, &target);
 }
 
 #[test]
 fn every_answer_is_right_while_keys_turn_round_between_clusters() {
     let (source, target) = (Deployed::cluster(Engine::Redis70), Deployed::cluster(Engine::Valkey81));
-    a_move_with(Trouble::Turn, seed(), &source, &target);
+    a_move_with(Trouble::Reverse, seed(), &source, &target);
 }
 
 #[test]

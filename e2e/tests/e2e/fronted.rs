@@ -391,8 +391,8 @@ fn what_cannot_be_is_refused_before_anybody_is_held() {
         for more in [&["--dry-run"][..], &[]] {
             let output = scene.job.cutover(&[options, more].concat());
             assert!(matches!(output.code(), Some(2 | 4)), "{options:?}: {output:?}");
-            let said = format!("{}{}", output.stdout, output.stderr);
-            assert!(said.contains(words), "{options:?} {more:?}: {said}");
+            let printed = format!("{}{}", output.stdout, output.stderr);
+            assert!(printed.contains(words), "{options:?} {more:?}: {printed}");
         }
     }
     assert!(scene.front.status()["held_ms"].is_null());

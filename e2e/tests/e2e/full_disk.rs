@@ -85,8 +85,8 @@ fn a_sync_goes_on_and_says_so() {
     wait_until_arrived(&target, "while full");
     let refused: Output = run(&["cutover", "--fence", "none", "--max-pause", "5s"], &disk).run();
     assert_ne!(refused.code(), Some(0), "{refused:#?}");
-    let said = format!("{}{}", refused.stdout, refused.stderr);
-    assert!(said.contains("disk full") || said.contains("No space left"), "{refused:#?}");
+    let printed = format!("{}{}", refused.stdout, refused.stderr);
+    assert!(printed.contains("disk full") || printed.contains("No space left"), "{refused:#?}");
     disk.make_room().expect("there is room");
     wait_for(&mut sync, "written down again", |line| line["status"].is_object() && full_ms(line).is_none());
     // What is written down now is right: another process can go on from it.

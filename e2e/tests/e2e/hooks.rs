@@ -148,8 +148,8 @@ fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
 
     let hooks = hooks_of(job.state.path());
     let begun = printed_by("begun", &hooks);
-    let (event, looked) = begun.split_once('\n').expect("two lines");
-    assert_eq!(looked, "looked", "a password is in the environment: {begun}");
+    let (event, last) = begun.split_once('\n').expect("two lines");
+    assert_eq!(last, "looked", "a password is in the environment: {begun}");
     let event: Value = serde_json::from_str(event).expect("JSON");
     let sides = [&event["job"]["source"], &event["job"]["target"]];
     assert_eq!(sides, [&Value::from(source.addr()), &Value::from(target.addr())], "{event}");

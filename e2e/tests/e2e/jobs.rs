@@ -73,7 +73,9 @@ fn arguments(job: &Value) -> Vec<String> {
 #[track_caller]
 fn is_killed_and_goes_on(kind: &str, more_again: &[&str]) {
     let place = Fixture::of(kind);
-    let mut running = place.start(kind, &[]);
+    // What takes load off the primaries has to do so when it goes on, too.
+    let reading: &[&str] = if kind == "sync" { &[] } else { &["--from-replicas"] };
+    let mut running = place.start(kind, reading);
     let job = place.open_job();
     assert_eq!((&job["kind"], &job["state"]), (&kind.into(), &"running".into()), "{job:#}");
     assert!(job["percent"].as_u64().is_some_and(|percent| percent < 100), "{job:#}");
@@ -86,6 +88,7 @@ fn is_killed_and_goes_on(kind: &str, more_again: &[&str]) {
     let text = place.jobs(&["list"]).expect_code(0).stdout;
     let again = job["again"].as_str().expect("a command");
     assert!(text.contains("interrupted") && text.contains(again), "{text}");
+    assert!(reading.iter().all(|option| again.contains(option)), "{again}");
     let refused = place.jobs(&["resume", job["name"].as_str().expect("a name")]).expect_code(2);
     assert!(refused.stderr.contains(again), "{}", refused.stderr);
     let words = arguments(&job);
@@ -526,12 +529,12 @@ fn every_job_is_paused_at_once_and_resumed() {
         open.len() == 2 && open.iter().all(|job| job["paused"] == paused)
     };
     assert!(are_paused(false));
-    let said = place.jobs(&["pause", "--all"]).expect_code(0).stdout;
-    assert_eq!(said.matches("is paused").count(), 2, "{said}");
+    let printed = place.jobs(&["pause", "--all"]).expect_code(0).stdout;
+    assert_eq!(printed.matches("is paused").count(), 2, "{printed}");
     // Where one does not answer in time it is listed as it wrote down last that it stands.
     wait_until("both are listed as paused", || are_paused(true));
-    let said = place.jobs(&["resume", "--all"]).expect_code(0).stdout;
-    assert_eq!(said.matches("is resumed").count(), 2, "{said}");
+    let printed = place.jobs(&["resume", "--all"]).expect_code(0).stdout;
+    assert_eq!(printed.matches("is resumed").count(), 2, "{printed}");
     wait_until("none is listed as paused", || are_paused(false));
     running.iter_mut().for_each(|job| drop(job.kill9()));
 }

@@ -105,7 +105,7 @@ fn keys_of_modules_are_copied_and_compared_by_value(from: Engine, to: Engine) {
     assert_eq!(equal["report"]["opaque"], 0, "{equal}");
 
     let mut connection = target.connection();
-    for (change, back, key, said) in [
+    for (change, back, key, text) in [
         ("JSON.SET json:3 $.inner.third 0.2", "JSON.SET json:3 $.inner.third 0.1", "json:3", "$.inner.third"),
         (
             "TS.ADD series:4 2000 9 ON_DUPLICATE LAST",
@@ -118,7 +118,7 @@ fn keys_of_modules_are_copied_and_compared_by_value(from: Engine, to: Engine) {
         ask(&mut connection, change);
         let differs = whimbrel(&["verify", &source.addr(), &target.addr()]).expect_code(DIFFERENT);
         let all = format!("{}{}", differs.stdout, differs.stderr);
-        assert!(all.contains(key) && all.contains(said), "{differs:#?}");
+        assert!(all.contains(key) && all.contains(text), "{differs:#?}");
         ask(&mut connection, back);
     }
     for change in ["BF.ADD bloom:6 other", "CF.ADD cuckoo:6 other", "TOPK.ADD top:6 z z z z z z"] {
@@ -137,7 +137,7 @@ fn what_the_older_module_does_not_read_is_named(from: Engine, to: Engine) {
     assert_eq!((counts["failed"].as_u64(), counts["written"].as_u64()), (Some(40), Some(280)), "{copied}");
     let failures = copied["report"]["failures"].as_array().expect("a list");
     assert!(failures.iter().all(|failure| {
-        let says = |name: &str, what: &str| failure[name].as_str().is_some_and(|said| said.contains(what));
+        let says = |name: &str, what: &str| failure[name].as_str().is_some_and(|text| text.contains(what));
         says("key", "series:") && says("reason", "TSDB-TYPE")
     }));
     let without = |contents: BTreeMap<String, Value>| -> BTreeMap<String, Value> {

@@ -178,7 +178,7 @@ mod matrix {
 }
 
 /// A move by the servers' own method that is under way and held.
-fn held(scene: &Scene, how: Slowdown, more: &[&str]) -> Running {
+fn start_slowed(scene: &Scene, how: Slowdown, more: &[&str]) -> Running {
     prevent(scene, how);
     let mut running = scene.reshard(MOVING_TEXT, 1, &[&["--report", "1"], more].concat()).spawn();
     wait_until_it_runs(scene);
@@ -190,7 +190,7 @@ fn who_was_killed_goes_on(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    held(&scene, Slowdown::Slow, &["--method", "native"]).kill9();
+    start_slowed(&scene, Slowdown::Slow, &["--method", "native"]).kill9();
     assert_eq!(scene.unfinished().len(), 1);
     prevent(&scene, Slowdown::Off);
     scene.resume();
@@ -202,7 +202,7 @@ fn who_was_killed_is_cancelled(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    held(&scene, Slowdown::Still, &["--method", "native"]).kill9();
+    start_slowed(&scene, Slowdown::Still, &["--method", "native"]).kill9();
     let [name] = &scene.unfinished()[..] else { panic!("one job") };
     scene.jobs(&["cancel", name, "--cluster", &scene.cluster.seed()]).run().expect_code(0);
     assert_eq!(scene.unfinished().len(), 0);
@@ -215,7 +215,7 @@ fn a_job_is_cancelled(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    let mut running = held(&scene, Slowdown::Still, &["--method", "auto", "--native-stall", "10m"]);
+    let mut running = start_slowed(&scene, Slowdown::Still, &["--method", "auto", "--native-stall", "10m"]);
     let [name] = &scene.unfinished()[..] else { panic!("one job") };
     // The servers move the keys: how fast is not ours to say.
     scene.jobs(&["set", name, "rate-keys=5"]).run().expect_code(2);
@@ -250,7 +250,7 @@ fn a_job_goes_on_by_the_method_that_it_had_reached(engine: Engine) {
 fn a_server_that_forgets_is_asked_again(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let mut running = held(&scene, Slowdown::Slow, &["--method", "native"]);
+    let mut running = start_slowed(&scene, Slowdown::Slow, &["--method", "native"]);
     // The node that is asked how far it is: the source on Valkey, the target on Redis.
     let node = if engine.is_valkey() { 0 } else { 1 };
     let node = &scene.cluster.nodes()[node];
@@ -290,7 +290,7 @@ fn native_alone_stays_native(engine: Engine) {
         scene.reshard(MOVING_TEXT, 1, more).run().expect_code(2);
     }
     // It cannot write a snapshot of its own while it is made to wait for ever.
-    let mut running = held(&scene, Slowdown::Still, &["--method", "native"]);
+    let mut running = start_slowed(&scene, Slowdown::Still, &["--method", "native"]);
     let deadline = Instant::now() + Duration::from_secs(4);
     while Instant::now() < deadline {
         assert!(running.is_running(), "{}\n{}", running.stdout(), running.stderr());

@@ -29,7 +29,7 @@ fn scene(engine: Engine) -> Scene {
 }
 
 /// A move of slots 0-199 to the second shard, held before `place`, and the file that lets it go on.
-fn held(scene: &Scene, place: &str, phase: &str) -> (Running, std::path::PathBuf) {
+fn start_paused(scene: &Scene, place: &str, phase: &str) -> (Running, std::path::PathBuf) {
     let go_on = scene.file("go-on");
     let options = ["--method", "external", "--report", "1", "--max-pause", "5s"];
     let mut running = scene
@@ -43,7 +43,7 @@ fn held(scene: &Scene, place: &str, phase: &str) -> (Running, std::path::PathBuf
 }
 
 /// All that a command has written.
-fn said(output: &Output) -> String {
+fn output_of(output: &Output) -> String {
     format!("{}{}", output.stdout, output.stderr)
 }
 
@@ -64,7 +64,7 @@ fn a_migration_of_other_slots_is_waited_for(engine: Engine) {
     let before = scene.unwritten();
     let writers = scene.writers(0..=199);
     assert!(writers.wait_for(500, PATIENCE), "the writers do not come to work");
-    let (running, go_on) = held(&scene, "catch-up:after", "streaming");
+    let (running, go_on) = start_paused(&scene, "catch-up:after", "streaming");
     // It cannot end while its target stands still.
     scene.cluster.nodes()[2].suspend().expect("it can be stopped");
     migrate(&scene, "200", "399", 2);
@@ -97,7 +97,7 @@ fn a_migration_of_the_same_slots_loses_nothing(engine: Engine) {
         let before = scene.unwritten();
         let writers = scene.writers(0..=199);
         assert!(writers.wait_for(500, PATIENCE), "the writers do not come to work");
-        let (mut running, go_on) = held(&scene, "catch-up:after", "streaming");
+        let (mut running, go_on) = start_paused(&scene, "catch-up:after", "streaming");
         migrate(&scene, "0", "199", node);
         let deadline = Instant::now() + PATIENCE;
         while !["success", "failed", "cancelled"].iter().any(|end| natives(&scene, 0).contains(end)) {
@@ -185,7 +185,7 @@ fn what_was_begun_at_a_node_is_seen(engine: Engine) {
     let refused = scene.reshard("300", 2, &["--method", "external"]).run().expect_code(4);
     let address = scene.cluster.nodes()[0].addr().to_string();
     for part in [&*address, "of slots 0-199", &name] {
-        assert!(said(&refused).contains(part), "{part}: {refused:#?}");
+        assert!(output_of(&refused).contains(part), "{part}: {refused:#?}");
     }
     // Nodes and slots that it has nothing to do with.
     MoveReport::of(scene.reshard("8000-8010", 3, &["--method", "external"]).run().expect_code(0))
@@ -232,7 +232,7 @@ fn two_that_begin_at_the_same_moment_do_so_one_after_the_other(engine: Engine) {
             let output = running.wait(PATIENCE).expect("it ends");
             // One that comes a moment later is refused with who is there, or has waited.
             let refusals = ["another whimbrel is moving slots there: job ", "slots marked as importing"];
-            let is_refused = refusals.iter().any(|what| said(&output).contains(what));
+            let is_refused = refusals.iter().any(|what| output_of(&output).contains(what));
             assert!(output.code() == Some(0) || output.code() == Some(4) && is_refused, "{output:#?}");
         }
         shards::assert_sound(&scene.cluster);
@@ -296,7 +296,7 @@ fn one_that_was_killed_keeps_nobody_out(engine: Engine) {
         let mut output = again();
         if output.code() != Some(0) {
             assert_eq!(output.code(), Some(4), "{place}: {output:#?}");
-            assert!(said(&output).contains("`whimbrel repair`"), "{place}: {output:#?}");
+            assert!(output_of(&output).contains("`whimbrel repair`"), "{place}: {output:#?}");
             repair();
             output = again();
         }

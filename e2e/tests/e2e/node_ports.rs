@@ -12,7 +12,9 @@ use whimbrel_e2e::shards::{self, Ranges};
 use whimbrel_judge::cluster_writers::{Load, tags_in};
 use whimbrel_lab::Engine;
 
-use crate::daemon::{BEGUN, EXTERNAL, Served, filled, held, invocation, lines, release, serve};
+use crate::daemon::{
+    BEGUN, EXTERNAL, Served, filled, invocation, lines, paused_before_copying, release, serve,
+};
 
 /// Writes of one client before and after slots move.
 const WARM: u64 = 300;
@@ -136,7 +138,7 @@ fn each_port_answers_for_its_node(engine: Engine) {
     let ids = [0, 1, 2].map(|node| scene.cluster.node_id(node).to_owned());
     let ports = [0, 1, 2].map(|node| port_of(&daemon, &ids[node]));
     for node in 0..3 {
-        let said = |words: &str| {
+        let expected = |words: &str| {
             let node = &scene.cluster.nodes()[node];
             asked(node.port().into(), words)
         };
@@ -149,7 +151,7 @@ fn each_port_answers_for_its_node(engine: Engine) {
             "CLUSTER COUNT-FAILURE-REPORTS 0000000000000000000000000000000000000000",
             "CLUSTER SLOT-STATS SLOTSRANGE 0 0",
         ] {
-            assert_eq!(asked(ports[node], words), said(words), "{words} at node {node}");
+            assert_eq!(asked(ports[node], words), expected(words), "{words} at node {node}");
         }
         let nodes = asked(ports[node], "CLUSTER NODES");
         let mine = format!("{} 127.0.0.1:{}@", ids[node], ports[node]);
@@ -197,11 +199,11 @@ fn the_classic_way_is_refused(engine: Engine) {
     let [from, to] = [0, 2].map(|node| scene.cluster.node_id(node).to_owned());
     let more = ["--cluster-from", &from, "--cluster-to", &to, "--cluster-slots", "5", "--cluster-yes"];
     let reshard = run(tool(engine, "reshard", port, &more)).expect_code(1);
-    let said = reshard.stdout + &reshard.stderr;
-    assert!(said.contains("SETSLOT is refused") && said.contains("MIGRATESLOTS"), "{said}");
+    let printed = reshard.stdout + &reshard.stderr;
+    assert!(printed.contains("SETSLOT is refused") && printed.contains("MIGRATESLOTS"), "{printed}");
     let rebalance = run(tool(engine, "rebalance", port, &["--cluster-use-empty-masters"])).expect_code(1);
-    let said = rebalance.stdout + &rebalance.stderr;
-    assert!(said.contains("SETSLOT is refused"), "{said}");
+    let printed = rebalance.stdout + &rebalance.stderr;
+    assert!(printed.contains("SETSLOT is refused"), "{printed}");
     assert_eq!(slots_of(&scene), [8192, 8192, 0]);
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
@@ -217,7 +219,7 @@ fn a_killed_daemon_is_plain_to_the_tool(engine: Engine) {
     let free = whimbrel_lab::free_port().expect("a port");
     let range = format!("{free}-{}", free.saturating_add(200));
     let more = [&EXTERNAL[..], &["--node-ports", &range, "--max-pause", "5s"]].concat();
-    let mut daemon = Served::by(held(invocation(&scene, "127.0.0.1:0", &more), &scene));
+    let mut daemon = Served::by(paused_before_copying(invocation(&scene, "127.0.0.1:0", &more), &scene));
     let ids = [0, 2].map(|node| scene.cluster.node_id(node).to_owned());
     let port = port_of(&daemon, &ids[0]);
     let more = [
@@ -234,9 +236,12 @@ fn a_killed_daemon_is_plain_to_the_tool(engine: Engine) {
     daemon.wait_for("0-99", &BEGUN);
     daemon.running.kill9();
     // Its exit code is 0, whatever became of a migration: that is so in Valkey 9.1.
-    let said = ended(reshard.wait_with_output().expect("it ends"));
-    let said = said.stdout + &said.stderr;
-    assert!(said.contains("Atomic slot migration failed: CLUSTER GETSLOTMIGRATIONS failed to run"), "{said}");
+    let printed = ended(reshard.wait_with_output().expect("it ends"));
+    let printed = printed.stdout + &printed.stderr;
+    assert!(
+        printed.contains("Atomic slot migration failed: CLUSTER GETSLOTMIGRATIONS failed to run"),
+        "{printed}"
+    );
     let check = run(tool(Engine::Valkey91, "check", port, &[])).expect_code(1);
     assert!((check.stdout + &check.stderr).contains("Could not connect"));
 
@@ -256,7 +261,7 @@ fn a_killed_daemon_is_plain_to_the_tool(engine: Engine) {
 fn the_tool_learns_how_a_job_ended(engine: Engine) {
     let scene = filled(Scene::of(engine, 0, &UNEVEN()).start());
     let more = [&EXTERNAL[..], &["--node-ports", "0"]].concat();
-    let daemon = Served::by(held(invocation(&scene, "127.0.0.1:0", &more), &scene));
+    let daemon = Served::by(paused_before_copying(invocation(&scene, "127.0.0.1:0", &more), &scene));
     let ids = [0, 2].map(|node| scene.cluster.node_id(node).to_owned());
     let ports = [0, 1].map(|node| port_of(&daemon, scene.cluster.node_id(node)));
     let more = [
@@ -275,15 +280,15 @@ fn the_tool_learns_how_a_job_ended(engine: Engine) {
     assert_eq!(asked(ports[1], "CLUSTER CANCELSLOTMIGRATIONS"), "ERR No migrations ongoing");
     assert_eq!(asked(ports[0], "CLUSTER CANCELSLOTMIGRATIONS"), "OK");
     release(&scene);
-    let said = ended(reshard.wait_with_output().expect("it ends"));
-    let said = said.stdout + &said.stderr;
-    assert!(said.contains("Slot migration was cancelled"), "{said}");
+    let printed = ended(reshard.wait_with_output().expect("it ends"));
+    let printed = printed.stdout + &printed.stderr;
+    assert!(printed.contains("Slot migration was cancelled"), "{printed}");
     daemon.wait_for("0-99", &["cancelled"]);
 
     scene.cluster.nodes()[2].call(&["CONFIG", "SET", "maxmemory", "1mb"]);
-    let said = run(tool(Engine::Valkey91, "reshard", ports[0], &more));
-    let said = said.stdout + &said.stderr;
-    assert!(said.to_lowercase().contains("memory"), "{said}");
+    let printed = run(tool(Engine::Valkey91, "reshard", ports[0], &more));
+    let printed = printed.stdout + &printed.stderr;
+    assert!(printed.to_lowercase().contains("memory"), "{printed}");
     assert_eq!(slots_of(&scene), [8192, 8192, 0]);
     shards::assert_sound(&scene.cluster);
     daemon.end();

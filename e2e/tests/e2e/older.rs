@@ -139,7 +139,7 @@ const DATA: &[&str] = &[
 
 /// What these say is to be the same on both sides. `XPENDING` and `XINFO` report some things relative to now,
 /// and are looked at apart.
-const LOOKS: &[&str] = &[
+const QUERIES: &[&str] = &[
     "GET string:plain",
     "GET string:mortal",
     "GET string:long",
@@ -170,16 +170,16 @@ fn parts(connection: &mut Connection, words: &str, names: &[&str]) -> Vec<String
 }
 
 fn assert_same(source: &mut Connection, target: &mut Connection, what: &str) {
-    for look in LOOKS {
-        assert_eq!(ask(source, look), ask(target, look), "{what}: {look}");
+    for query in QUERIES {
+        assert_eq!(ask(source, query), ask(target, query), "{what}: {query}");
     }
-    for (look, names) in [
+    for (query, names) in [
         ("XINFO GROUPS stream", &["name", "consumers", "pending", "last-delivered-id"][..]),
         ("XINFO GROUPS stream:empty", &["name", "last-delivered-id"]),
         ("XINFO CONSUMERS stream workers", &["name", "pending"]),
         ("XINFO CONSUMERS stream late", &["name", "pending"]),
     ] {
-        assert_eq!(parts(source, look, names), parts(target, look, names), "{what}: {look}");
+        assert_eq!(parts(source, query, names), parts(target, query, names), "{what}: {query}");
     }
     for key in ["string:mortal", "string:long", "list"] {
         let Value::Int(left_ms) = ask(target, &format!("PTTL {key}")) else { panic!("{key}") };

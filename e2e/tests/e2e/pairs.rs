@@ -38,7 +38,7 @@ fn report_of(output: &Output, event: &str) -> Value {
         .unwrap_or_else(|| panic!("no {event} in {output:?}"))
 }
 
-/// One direction: copies, compares, verifies, and empties the target. At least so many keys move in chunks.
+/// One direction: copies, compares, verifies, and empties the target. At least `chunked` keys move in chunks.
 fn copies(
     from: &(String, Deployment, Engine),
     to: &(String, Deployment, Engine),

@@ -122,13 +122,13 @@ fn a_job_takes_no_order_of_another_user() {
         for path in socket.ancestors().take_while(|path| path.starts_with(job.state.path())) {
             set_mode(path, 0o777);
         }
-        let said = call(Some(NOBODY));
-        assert!(said.contains("another user") && !said.contains("hello"), "{said}");
+        let printed = call(Some(NOBODY));
+        assert!(printed.contains("another user") && !printed.contains("hello"), "{printed}");
         assert!(sync.is_running(), "{}", sync.stdout());
     }
     // The same of our own is an order.
-    let said = call(None);
-    assert!(said.contains("hello"), "{said}");
+    let printed = call(None);
+    assert!(printed.contains("hello"), "{printed}");
     sync.wait(PATIENCE).expect("it ends").expect_code(130);
 }
 
@@ -173,9 +173,9 @@ fn servers_do_not_set_titles() {
     let at = titled();
     for args in [&["status", &at][..], &["copy", &at, &at], &["copy", &at, &at, "--json"]] {
         let output = Invocation::new(args).run();
-        let said = output.stdout + &output.stderr;
-        assert!(said.contains("owned"), "{said:?}");
-        assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said:?}");
+        let printed = output.stdout + &output.stderr;
+        assert!(printed.contains("owned"), "{printed:?}");
+        assert!(!printed.contains(|c: char| c.is_control() && c != '\n'), "{printed:?}");
     }
 }
 

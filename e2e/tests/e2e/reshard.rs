@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use whimbrel_e2e::permissions::documented;
 use whimbrel_e2e::resharding::{MoveReport, PATIENCE, Scene, runs, wait_for_phase};
 use whimbrel_e2e::shards;
 use whimbrel_judge::cluster_writers::{Load, tags_in};
@@ -132,12 +133,12 @@ fn documented_permissions_are_enough(engine: Engine) {
 
 /// False where clients were sent back and forth more often than they follow.
 fn they_are_enough(engine: Engine) -> bool {
-    let page = include_str!("../../../docs/permissions.md");
-    let (_, section) = page.split_once("A user that moves slots").expect("the page has this section");
-    let line = section.lines().find_map(|line| line.strip_prefix("ACL SETUSER whimbrel on >PASSWORD "));
-    let rules = line.expect("the section has the command");
+    let commands = documented("whimbrel", &["Moving slots"], "secret");
+    assert!(!commands.is_empty(), "the section has the commands");
+    // Without ACL SETUSER and the name.
+    let rules: Vec<&str> = commands.iter().flat_map(|words| &words[3..]).map(String::as_str).collect();
     let scene = Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]])
-        .cluster(|cluster| cluster.user_acl(&format!("user mover on >secret {rules}")))
+        .cluster(|cluster| cluster.user_acl(&format!("user mover {}", rules.join(" "))))
         .start();
     Dataset::generate(27, Scale::Tiny).with_functions().write_to(&scene.deployment()).unwrap();
     let before = scene.unwritten();

@@ -196,8 +196,8 @@ fn a_server_without_auth_does_not_make_us_print_the_password(engine: Engine) {
                 for text in [&output.stdout, &output.stderr] {
                     assert!(!text.contains(SECRET), "{text}");
                 }
-                let said = format!("{}{}", output.stdout, output.stderr);
-                assert!(said.contains("knows no AUTH command"), "{said}");
+                let printed = format!("{}{}", output.stdout, output.stderr);
+                assert!(printed.contains("knows no AUTH command"), "{printed}");
             }
         }
     }

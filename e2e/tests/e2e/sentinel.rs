@@ -59,7 +59,7 @@ impl Watched {
     }
 
     /// Waits until each sentinel has asked the primary for its replicas once more.
-    fn wait_for_look(&self) {
+    fn wait_for_poll(&self) {
         for sentinel in self.sentinels.nodes() {
             let age_ms = || -> u64 {
                 let fields: Vec<String> =
@@ -200,7 +200,7 @@ fn a_sync_follows_a_failover(engine: Engine) {
         let mut sync = job.start(&[]);
         wait_until_following(&mut sync);
         writer.wait_for(200);
-        source.wait_for_look();
+        source.wait_for_poll();
         writer.hold();
         let [old, new] = &source.nodes;
         wait_until("the replica has everything", || offset(old) == offset(new));
@@ -236,7 +236,7 @@ fn a_feed_leaves_no_trace(engine: Engine) {
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     assert!(info(&source.nodes[0]).contains("connected_slaves:2"), "the feed is one of them");
-    source.wait_for_look();
+    source.wait_for_poll();
     source.assert_no_trace();
     stop(sync);
 }

@@ -109,14 +109,14 @@ fn run(engine: Engine, args: &BenchFrontArgs, mover: Mover, interrupt: &Interrup
 fn copy(source: &Server, target: &Server, interrupt: &Interrupt) -> anyhow::Result<f64> {
     let mut command = whimbrel_binary()?;
     command.args(["copy", &source.addr(), &target.addr(), "--quiet", "--state-dir"]);
-    let said = target.dir().join("output");
-    let file = File::create(&said)?;
+    let output_path = target.dir().join("output");
+    let file = File::create(&output_path)?;
     command.arg(target.dir().join("state"));
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     match child::run(&mut command, Some(PATIENCE), interrupt)? {
         Ended::Exited { status, wall, .. } if status.success() => Ok(wall.as_secs_f64()),
         Ended::Exited { status, .. } => {
-            let output = std::fs::read_to_string(&said).context("read what the copy said")?;
+            let output = std::fs::read_to_string(&output_path).context("read what the copy said")?;
             bail!("whimbrel copy: {status}: {}", last_words(&output))
         }
         Ended::TimedOut => bail!("whimbrel copy has not ended in {} s", PATIENCE.as_secs()),

@@ -509,11 +509,11 @@ fn write_in_background(mut journal: FleetJournal, heard: Sender<Heard>) -> Sende
                 upto = number;
                 records.extend(more);
             }
-            let said = match journal.write(&records) {
+            let event = match journal.write(&records) {
                 Ok(()) => Heard::Journaled(upto),
                 Err(error) => Heard::JournalFailed(error.to_string()),
             };
-            if heard.send(said).is_err() {
+            if heard.send(event).is_err() {
                 return;
             }
         }

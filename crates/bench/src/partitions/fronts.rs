@@ -26,7 +26,7 @@ const HOLDERS_MAX: u32 = 7;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How often it is looked whether it has settled: that takes a process each time, on the same cores.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_PERIOD: Duration = Duration::from_millis(100);
 
 /// What one run came to.
 #[derive(Debug, Serialize)]
@@ -117,9 +117,9 @@ impl Fleet {
         let mut command = whimbrel_binary()?;
         command.arg("fleet").args(words).args(["--server", &self.at.to_string(), "--json"]);
         let output = command.output().with_context(|| format!("run whimbrel fleet {}", words.join(" ")))?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success(), "whimbrel fleet {}: {said}", words.join(" "));
-        serde_json::from_str(said.lines().last().unwrap_or_default()).context("read what it says")
+        let printed = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "whimbrel fleet {}: {printed}", words.join(" "));
+        serde_json::from_str(printed.lines().last().unwrap_or_default()).context("read what it says")
     }
 
     /// Waits until all partitions are where they belong; how it stands then.
@@ -135,7 +135,7 @@ impl Fleet {
             if began.elapsed() > limit {
                 bail!("the fleet has not settled in {} s", limit.as_secs());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_PERIOD);
         }
     }
 

@@ -34,7 +34,7 @@ enum Heard {
 struct Process {
     member: Member,
     coordinator: TcpStream,
-    said: Vec<u8>,
+    unsent: Vec<u8>,
     data: HashMap<Partition, Vec<Vec<u8>>>,
     ports: HashMap<MemberId, u16>,
     /// Where this one gives data, and what it has to say there.
@@ -70,7 +70,7 @@ pub fn run(coordinator_port: u16, token: u64, entries: Option<Entries>) -> anyho
     let mut process = Process {
         member: Member::new(token, 1, RETRY_MS),
         coordinator,
-        said: Vec::new(),
+        unsent: Vec::new(),
         data: entries.map(|entries| entries.by_partition()).unwrap_or_default(),
         ports: HashMap::new(),
         outgoing: HashMap::new(),
@@ -125,9 +125,9 @@ impl Process {
     }
 
     fn flush(&mut self) -> anyhow::Result<()> {
-        link::flush(&mut self.coordinator, &mut self.said)?;
+        link::flush(&mut self.coordinator, &mut self.unsent)?;
         let peers = self.outgoing.values_mut().chain(&mut self.incoming);
-        peers.into_iter().try_for_each(|(stream, said)| link::flush(stream, said))
+        peers.into_iter().try_for_each(|(stream, unsent)| link::flush(stream, unsent))
     }
 
     fn take(&mut self, heard: Heard) -> anyhow::Result<()> {
@@ -193,7 +193,7 @@ impl Process {
         for action in actions {
             match action {
                 Action::Send(message) => {
-                    link::frame(&mut self.said, Kind::Message, |out| message.encode(out))
+                    link::frame(&mut self.unsent, Kind::Message, |out| message.encode(out))
                 }
                 Action::Transfer(moving) => self.give_data(moving)?,
                 // Nobody writes while partitions move: there is nothing that has changed.
@@ -217,9 +217,9 @@ impl Process {
             hear(&stream, self.heard.clone(), Heard::Answered)?;
             self.outgoing.insert(destination, (stream, Vec::new()));
         }
-        let Some((_, said)) = self.outgoing.get_mut(&destination) else { return Ok(()) };
+        let Some((_, unsent)) = self.outgoing.get_mut(&destination) else { return Ok(()) };
         let entries = self.data.get(&moving.partition).map_or(&[][..], Vec::as_slice);
-        link::frame(said, Kind::Data, |out| {
+        link::frame(unsent, Kind::Data, |out| {
             moving.encode(out);
             for entry in entries {
                 out.extend_from_slice(&(entry.len() as u32).to_le_bytes());
@@ -233,7 +233,7 @@ impl Process {
     /// digest.
     fn send_holdings(&mut self) {
         let (member, data) = (&self.member, &self.data);
-        link::frame(&mut self.said, Kind::Holdings, |out| {
+        link::frame(&mut self.unsent, Kind::Holdings, |out| {
             link::put(out, &[member.table().stamp()]);
             for (partition, entries) in data.iter().filter(|(_, entries)| !entries.is_empty()) {
                 link::put(out, &[u64::from(*partition), entries.len() as u64, digest(entries)]);

@@ -209,8 +209,8 @@ fn run_program(turn: &Allotment<'_>, command: &mut Command) -> anyhow::Result<Ra
         }
         Ended::Exited { status, .. } => {
             let errors = text(&errors)?;
-            let said = if errors.trim().is_empty() { text(&output)? } else { errors };
-            Ran::Failed(format!("{status}: {}", last_words(&said)))
+            let printed = if errors.trim().is_empty() { text(&output)? } else { errors };
+            Ran::Failed(format!("{status}: {}", last_words(&printed)))
         }
     })
 }

@@ -201,13 +201,13 @@ impl Summary {
 
 /// The worst of the turns, and how many were so.
 fn verdict(runs: &[&Run]) -> String {
-    let said = |run: &Run| match &run.outcome {
+    let problem = |run: &Run| match &run.outcome {
         Outcome::Moved => None,
         Outcome::Wrong(what) => Some(format!("WRONG: {what}")),
         Outcome::TimedOut { limit_s } => Some(format!("STOPPED after {limit_s} s")),
         Outcome::Failed(reason) => Some(format!("FAILED: {reason}")),
     };
-    let bad: Vec<String> = runs.iter().filter_map(|run| said(run)).collect();
+    let bad: Vec<String> = runs.iter().filter_map(|run| problem(run)).collect();
     match bad.first() {
         None if runs.is_empty() => "no turn".to_owned(),
         None => "moved".to_owned(),

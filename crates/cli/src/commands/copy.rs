@@ -12,7 +12,7 @@ use whimbrel_control::job_metrics::JobMetrics;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::standing;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
-use whimbrel_control::store::{Kind, Store};
+use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::select::Selection;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
@@ -20,7 +20,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, KeyFailure, Plan, PlannedDb};
 use whimbrel_flow::journal::{self, Journal};
-use whimbrel_flow::{progress::CopyProgress, retry::RetryPolicy};
+use whimbrel_flow::{progress::CopyProgress, retry::RetryPolicy, verify::VerifyReport};
 
 use crate::commands::losses::{self, Overwriting};
 use crate::commands::verify;
@@ -135,11 +135,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let total: u64 = plan.dbs.iter().filter_map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
     let again = again::of_description(Kind::Copy, &description);
-    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes)
-        .named(args.job.name.as_ref())
-        .going_on_with("between", args.limits.between)
-        .going_on_at(&args.limits.change())
-        .going_on_switched("verify", args.verify);
+    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
+    let begun_with = going_on_alike(args, begun_with);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
@@ -178,10 +175,25 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let stop = stop.clone();
     let result =
         verify::verify(source, target, verify, (&args.show, None), None, Arc::default(), stop).await?;
-    let t = &result.tally;
-    let others = t.differing + t.extra + t.unstable + result.unproven_slots;
-    let only_the_failed = t.missing <= report.counts.failed && others == 0;
+    let only_the_failed = lacks_at_most(&result, report.counts.failed);
     if result.is_equal() || partial && only_the_failed { whole } else { Ok(verify::exit_of(&result)) }
+}
+
+/// Whether the target differs in nothing but that it lacks up to so many keys.
+fn lacks_at_most(result: &VerifyReport, keys: u64) -> bool {
+    let t = &result.tally;
+    t.missing <= keys && t.differing + t.extra + t.unstable + result.unproven_slots == 0
+}
+
+/// How a copy stands that has begun, with the options that the command to continue it needs too.
+fn going_on_alike(args: &CopyArgs, begun_with: Status) -> Status {
+    begun_with
+        .named(args.job.name.as_ref())
+        .going_on_with("between", args.limits.between)
+        .going_on_at(&args.limits.change())
+        .going_on_switched("verify", args.verify)
+        .going_on_switched("functions", args.functions)
+        .going_on_switched("from-replicas", args.from_replicas)
 }
 
 /// Copies function libraries, or says that some are left behind.
@@ -262,11 +274,9 @@ pub fn show_failures(failures: &[KeyFailure]) {
 
 fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     if args.show.json {
-        out!(
-            "{}",
-            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
-                "plan": plan, "times": times(args.limits.between)})
-        );
+        let plan = json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
+            "plan": plan, "times": times(args.limits.between)});
+        out!("{plan}");
         return;
     }
     show_sides(plan, |_| true);
@@ -303,9 +313,7 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
     if report.evicted > 0 {
         rest.push_str(&format!(", {} EVICTED by the target", format_count(report.evicted)));
     }
-    if c.scanned > 0 && c.selected == 0
-        || c.selected == 0 && c.keys_total > 0 && report.complete && !report.resumed
-    {
+    if c.selected == 0 && (c.scanned > 0 || c.keys_total > 0 && report.complete && !report.resumed) {
         eprintln!("note     no key is selected: see --match, --exclude, --type, --slots and --db");
     }
     let head = match (report.complete, report.resumed) {

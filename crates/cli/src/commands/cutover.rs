@@ -31,7 +31,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How often, at least, the progress of the cutover is shown.
-const SAID_EVERY: Duration = Duration::from_secs(5);
+const PRINT_PERIOD: Duration = Duration::from_secs(5);
 
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
@@ -125,7 +125,7 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     };
     let socket = store.socket(&sync.id);
     let call = Call { socket: &socket, request: Request::Cutover(options.clone()), within };
-    let mut signals = Signals { args, source: &source, before: None, said: Instant::now() };
+    let mut signals = Signals { args, source: &source, before: None, printed: Instant::now() };
     // Writes may be paused already when the user would rather not; then it is too late, and the result has to
     // be known.
     let answer = call
@@ -193,7 +193,7 @@ struct Signals<'a> {
     args: &'a CutoverArgs,
     source: &'a str,
     before: Option<String>,
-    said: Instant,
+    printed: Instant,
 }
 
 impl Signals<'_> {
@@ -201,10 +201,10 @@ impl Signals<'_> {
         let external = &standing.details["status"]["external"];
         let Some(stage) = external["stage"].as_str() else { return };
         let is_new = self.before.as_deref() != Some(stage);
-        if !is_new && self.said.elapsed() < SAID_EVERY {
+        if !is_new && self.printed.elapsed() < PRINT_PERIOD {
             return;
         }
-        self.said = Instant::now();
+        self.printed = Instant::now();
         let is_again = self.before.replace(stage.to_owned()).is_some();
         if self.args.json {
             out!("{}", json!({"event": stage, "external": external}));

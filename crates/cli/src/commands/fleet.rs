@@ -25,7 +25,7 @@ const PRINT_EVERY: Duration = Duration::from_secs(1);
 
 /// `whimbrel fleet`.
 pub async fn run(args: &FleetArgs, stop: CancellationToken) -> Exit {
-    crate::signals::only_looks();
+    crate::signals::note_read_only();
     match try_run(args, &stop).await {
         Ok(exit) => exit,
         Err(e) => {

@@ -92,13 +92,14 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
             .named(args.job.name.as_ref())
             .going_on_with("between", args.between)
-            .going_on_at(&limits);
+            .going_on_at(&limits)
+            .going_on_switched("from-replicas", args.from_replicas);
     let stop = stop.child_token();
     let hooks = hooks.begin(&store, &begun_with);
     let metrics = JobMetrics::verification(&begun_with, progress.clone(), options.rates.clone());
     let _exposing = expose(http, Arc::new(metrics), &stop, |text, json| args.show.print(text, json))?;
-    let look = standing::of_verification(begun_with, progress.clone());
-    let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
+    let standing = standing::of_verification(begun_with, progress.clone());
+    let job = LocalJob::new(stop.clone(), options.rates.clone(), standing).with_hooks(hooks);
     let work = verify(source, target, options, (&args.show, args.list), Some(journal), progress, stop);
     let came = |report: &VerifyReport| match report.stopped_early {
         true => Came::Short,
@@ -196,7 +197,7 @@ fn lines(progress: Arc<VerifyProgress>, rates: Rates, check_extra: bool) -> impl
         let (compared, differing, bytes) = (n(&p.compared), n(&p.differing), n(&p.bytes));
         let (rechecking, extra, total) = (n(&p.rechecking), n(&p.extra_checked), n(&p.total_estimate));
         let seconds = started.elapsed().as_secs_f64().max(0.001);
-        let (done, all) = standing::looked(p);
+        let (done, all) = standing::keys_checked(p);
         let before = *before.get_or_insert(done);
         let left_ms = left_ms((done - before, all.saturating_sub(before)), seconds);
         let left_ms = rates.left_ms(left_ms);

@@ -14,7 +14,7 @@ use crate::ui::errors;
 
 /// Runs the command.
 pub async fn run(args: &WatchArgs, stop: CancellationToken) -> Exit {
-    crate::signals::only_looks();
+    crate::signals::note_read_only();
     let outcome = watch(args, &stop).await.map(|()| Exit::Success);
     outcome.unwrap_or_else(|e| errors::end_of(&e, args.json))
 }

@@ -30,13 +30,15 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::UpgradeOrUseLegacyMethod => "upgrade the servers to 6.2 or later, or use --method legacy",
         Remedy::LeaveOutPsyncName => "leave out --source-psync: changes are then followed by tracking",
         Remedy::NamePsync => "write --source-psync NAME, or HOST:PORT=NAME for one primary",
-        Remedy::NameReadableFile(option) => {
-            return format!("name a file that can be read with --{option}").into();
+        Remedy::NameReadableFile(option) => return format!("name a readable file with --{option}").into(),
+        Remedy::CheckTlsFiles(side) => {
+            return format!("check --{side}-ca, --{side}-cert, --{side}-key").into();
+        }
+        Remedy::NameClientCertificate(side) => {
+            return format!("if it wants a client certificate, add --{side}-cert and --{side}-key").into();
         }
         Remedy::NamePasswordTtl => "set --password-ttl to how long a password is valid",
-        Remedy::NamePassword => {
-            "name it in the URL, in a file, or in the environment variable that --help names"
-        }
+        Remedy::NamePassword => "name it in the URL, a file, or the environment variable that --help names",
         Remedy::NameStoreUser => "name USER:PASSWORD in --store, or set WHIMBREL_STORE_PASSWORD",
         Remedy::ChooseFence(ways) => return format!("choose another way with --fence: {ways}").into(),
         Remedy::ChooseFenceOr(first) => return or(first, "choose another way with --fence"),
@@ -81,9 +83,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::Resume("") => "go on with --resume",
         Remedy::Resume(first) => return format!("{first}, then go on with --resume").into(),
         Remedy::BeginAnew => "leave out --resume: it begins anew",
-        Remedy::SayWhatHappensToExistingKeys => {
-            "say what to do with keys that exist: --replace, --skip or --fail"
-        }
+        Remedy::SayWhatHappensToExistingKeys => "say what to do with them: --replace, --skip or --fail",
         Remedy::MapDatabase(first) => return or(first, "map databases with --db SOURCE:TARGET"),
         Remedy::ProtectOrOpenToAll => {
             "have the user default want a password or turn it off (ACL SETUSER default off), listen on \

@@ -16,7 +16,7 @@ use crate::fleet::news::{describe, news};
 use crate::fleet::{Fleet, FleetStatus, Role};
 
 /// How often to check which jobs have begun and which have ended.
-const LOOK_PERIOD: Duration = Duration::from_millis(500);
+const POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// What a person may know of a job's way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Log {
                 // A coordinator that stands by does not know it.
                 self.shown.set_fleet(status);
             }
-            if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
+            if stop.run_until_cancelled(tokio::time::sleep(POLL_PERIOD)).await.is_none() {
                 return;
             }
             if let Some(queue) = queue {

@@ -52,13 +52,13 @@ const LEAVE_POLL: Duration = Duration::from_millis(5);
 
 /// How often the cluster is asked for changes that are not our own. Nothing reports them sooner: a failover
 /// changes the epoch, but slots that move to the node with the highest one do not.
-const LOOK_PERIOD: Duration = Duration::from_millis(50);
+const POLL_PERIOD: Duration = Duration::from_millis(50);
 
-/// If answers take long, looking takes half of the time at most.
-const LOOK_SHARE: u32 = 1;
+/// If answers take long, polling takes half of the time at most.
+const POLL_SHARE: u32 = 1;
 
 /// How long the node that is asked may take, before another one is.
-const LOOK_WITHIN: Duration = Duration::from_millis(500);
+const POLL_WITHIN: Duration = Duration::from_millis(500);
 
 /// For how long what others do in the cluster is shown as it was found.
 const OTHERS_KEPT: Duration = Duration::from_secs(1);
@@ -173,7 +173,7 @@ impl Queue {
     /// Asks the cluster for changes until `stop`: the same node for as long as it answers. While none does,
     /// clients are shown what was seen last.
     async fn watch(&self, stop: &CancellationToken) {
-        let (mut link, mut pause, mut is_known) = (None, LOOK_PERIOD, false);
+        let (mut link, mut pause, mut is_known) = (None, POLL_PERIOD, false);
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
             let began = Instant::now();
             match stop.run_until_cancelled(self.poll_nodes(&mut link)).await {
@@ -184,7 +184,7 @@ impl Queue {
                 Some(Err(_)) | None => {}
                 Some(Ok(())) => is_known = false,
             }
-            pause = LOOK_PERIOD.max(began.elapsed() * LOOK_SHARE);
+            pause = POLL_PERIOD.max(began.elapsed() * POLL_SHARE);
         }
     }
 
@@ -192,7 +192,7 @@ impl Queue {
         let asked = link.as_ref().map(|open| open.address().clone());
         // Taken out: what does not answer in time is out of step.
         let view = match link.take() {
-            Some(mut open) => match timeout(LOOK_WITHIN, ClusterView::ask_with_replicas(&mut open)).await {
+            Some(mut open) => match timeout(POLL_WITHIN, ClusterView::ask_with_replicas(&mut open)).await {
                 Ok(Ok(view)) => Some((open, view)),
                 _ => None,
             },
@@ -224,7 +224,7 @@ impl Queue {
                 let view = ClusterView::ask_with_replicas(&mut link).await?;
                 Ok::<_, Error>((link, view))
             };
-            if let Ok(Ok(answered)) = timeout(LOOK_WITHIN, asking).await {
+            if let Ok(Ok(answered)) = timeout(POLL_WITHIN, asking).await {
                 return Ok(answered);
             }
         }
@@ -404,12 +404,12 @@ impl Queue {
         let counts = self.count(&moves, &self.view().await?).await?;
         let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
         let (store, deployment, settings) = (&self.store, &self.deployment, &self.settings);
-        let cuts = match settings.method {
+        let plans = match settings.method {
             Method::External => service::plan_handovers(deployment, &moves, settings, &keys_of).await?,
             Method::Native(_) | Method::Legacy => Vec::new(),
         };
         let ready =
-            service::prepare_for(store, deployment, (&moves, cuts), settings, keys_of, origin).await?;
+            service::prepare_for(store, deployment, (&moves, plans), settings, keys_of, origin).await?;
         let names = ready.iter().map(|ready| ready.task.id().to_string()).collect();
         self.lock().waiting.extend(ready);
         self.arrival.notify_one();

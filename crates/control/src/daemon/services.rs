@@ -1,4 +1,4 @@
-//! What the server is there for, and what it needs of those who do the work.
+//! What the daemon serves (moves of slots, a fleet, or both), and the trait by which it has slots moved.
 
 use std::sync::Arc;
 

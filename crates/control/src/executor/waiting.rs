@@ -1,4 +1,4 @@
-//! Whom a job waits for, and since when: a node that does not answer, a source that lets no feed attach yet.
+//! Which node a job waits for, and since when: one that is silent, or a source that lets no feed attach yet.
 
 use std::convert::Infallible;
 use std::time::Duration;

@@ -34,9 +34,9 @@ const EVENTS_MAX: usize = 4_096;
 const LEFT_MAX: usize = 64;
 
 /// How often, how far apart and how patiently to check whether a process listens at a member's address.
-const LOOKS: u32 = 10;
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
-const LOOK_WITHIN: Duration = Duration::from_secs(1);
+const PROBES: u32 = 10;
+const PROBE_PAUSE: Duration = Duration::from_millis(20);
+const PROBE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a fleet is coordinated.
 #[derive(Debug, Clone)]
@@ -269,8 +269,8 @@ impl Coordination {
         match event {
             Event::Linked(link, outbox, hello) => self.links.open(link, outbox, hello),
             Event::Ended(link) => self.ended(link),
-            Event::Probed(member, listens) => return self.looked(member, listens),
-            Event::Received(link, said) => return self.hear(link, said),
+            Event::Probed(member, listens) => return self.probed(member, listens),
+            Event::Received(link, frame) => return self.hear(link, frame),
             Event::Written(Err(error)) => return Err(error),
             Event::Written(Ok(upto)) => {
                 self.is_writing = false;
@@ -331,7 +331,7 @@ impl Coordination {
         }
     }
 
-    fn looked(&mut self, member: MemberId, listens: Listens) -> Result<()> {
+    fn probed(&mut self, member: MemberId, listens: Listens) -> Result<()> {
         match (listens, self.links.is_linked(member)) {
             (Listens::Yes, true) => {
                 if let Some(known) = self.links.known.get_mut(&member) {
@@ -349,8 +349,8 @@ impl Coordination {
         self.machine.members().filter(|(_, enrolled)| enrolled.is_leaving).map(|(id, _)| id)
     }
 
-    fn hear(&mut self, link: u64, said: FromMember) -> Result<()> {
-        match said {
+    fn hear(&mut self, link: u64, frame: FromMember) -> Result<()> {
+        match frame {
             FromMember::Hello(_) => Ok(()),
             FromMember::Message(message) => self.hear_message(link, message),
             FromMember::State { stamp, held, trouble } => {
@@ -704,12 +704,12 @@ impl Coordination {
 /// Whether the host of this address confirms that a process listens there, or that none does. A process that
 /// is being ended may listen a moment longer than its connections last.
 async fn is_confirmed(address: &str, expected: Listens) -> bool {
-    for _ in 0..LOOKS {
-        let Ok(Ok(hosts)) = timeout(LOOK_WITHIN, lookup_host(address)).await else { return false };
+    for _ in 0..PROBES {
+        let Ok(Ok(hosts)) = timeout(PROBE_WITHIN, lookup_host(address)).await else { return false };
         let hosts: Vec<SocketAddr> = hosts.collect();
         let mut refusals = 0;
         for host in &hosts {
-            match timeout(LOOK_WITHIN, TcpStream::connect(host)).await {
+            match timeout(PROBE_WITHIN, TcpStream::connect(host)).await {
                 Ok(Ok(_)) if expected == Listens::Yes => return true,
                 Ok(Err(e)) if e.kind() == std::io::ErrorKind::ConnectionRefused => refusals += 1,
                 _ => {}
@@ -719,7 +719,7 @@ async fn is_confirmed(address: &str, expected: Listens) -> bool {
         if expected == Listens::No && refusals == hosts.len() && refusals > 0 {
             return true;
         }
-        sleep(LOOK_PAUSE).await;
+        sleep(PROBE_PAUSE).await;
     }
     false
 }

@@ -276,7 +276,7 @@ impl Fleet {
         let (reader, writer) = tokio::io::split(stream);
         tokio::pin!(reader, writer);
         let mut frames = Frames::new(reader, begun, FRAME_BYTES_MAX);
-        let FromMember::Hello(hello) = said(&mut frames, PATIENCE).await? else {
+        let FromMember::Hello(hello) = next_frame(&mut frames, PATIENCE).await? else {
             return fail("it does not say who it is");
         };
         let events = self.events().map_err(|refused| io::Error::other(refused.to_string()))?;
@@ -286,8 +286,8 @@ impl Fleet {
         events.send(Event::Linked(link, outbox.clone(), hello)).await.map_err(over)?;
         let hears = async {
             loop {
-                let said = said(&mut frames, SILENCE_MAX).await?;
-                events.send(Event::Received(link, said)).await.map_err(over)?;
+                let frame = next_frame(&mut frames, SILENCE_MAX).await?;
+                events.send(Event::Received(link, frame)).await.map_err(over)?;
             }
         };
         let outcome = tokio::select! {
@@ -302,7 +302,10 @@ impl Fleet {
 }
 
 /// What a member says next.
-async fn said(frames: &mut Frames<impl AsyncRead + Unpin>, patience: Duration) -> io::Result<FromMember> {
+async fn next_frame(
+    frames: &mut Frames<impl AsyncRead + Unpin>,
+    patience: Duration,
+) -> io::Result<FromMember> {
     match timeout(patience, frames.next()).await?? {
         Some((kind, bytes)) => FromMember::decode(kind, &bytes)
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string())),

@@ -93,9 +93,9 @@ impl Links {
     }
 
     /// Says something on one connection, whichever member it belongs to.
-    pub(super) fn send_on(&self, link: u64, said: &FromCoordinator) {
+    pub(super) fn send_on(&self, link: u64, frame: &FromCoordinator) {
         if let Some(link) = self.links.get(&link) {
-            link.outbox.push(said.kind(), |out| said.encode(out));
+            link.outbox.push(frame.kind(), |out| frame.encode(out));
         }
     }
 
@@ -129,19 +129,19 @@ impl Links {
     }
 
     /// Says it, if there is a connection: what is lost is asked for again.
-    pub(super) fn send_to(&self, to: Recipient, said: &FromCoordinator) {
+    pub(super) fn send_to(&self, to: Recipient, frame: &FromCoordinator) {
         let link = match to {
             Recipient::Joiner(token) => self.joiner(token),
             Recipient::Member(member) => self.of.get(&member).copied(),
         };
         if let Some(link) = link {
-            self.send_on(link, said);
+            self.send_on(link, frame);
         }
     }
 
     /// Says it to all members.
-    pub(super) fn send_to_all(&self, said: &FromCoordinator) {
-        self.of.keys().for_each(|member| self.send_to(Recipient::Member(*member), said));
+    pub(super) fn send_to_all(&self, frame: &FromCoordinator) {
+        self.of.keys().for_each(|member| self.send_to(Recipient::Member(*member), frame));
     }
 
     /// Notifies a member that it leaves, once on each connection.

@@ -31,7 +31,7 @@ pub struct Plan {
     /// Which slots move to which node.
     pub moves: Vec<Move>,
     /// How each of them is handed over; none if the servers do that, or a daemon decides.
-    cuts: Vec<HandoverPlan>,
+    handovers: Vec<HandoverPlan>,
     made: Instant,
     /// What is known of each of them.
     pub rows: Vec<Row>,
@@ -95,8 +95,8 @@ impl Plan {
         let mut rows = Vec::with_capacity(moves.len());
         let (mut max_pause_ms, mut need) = (None, PauseNeed::default());
         let native_stall_ms = settings.native_stall_ms.filter(|_| matches!(method, Method::Native(_)));
-        let is_cut = !by_daemon && (method == Method::External || native_stall_ms.is_some());
-        let mut cuts = match is_cut {
+        let is_divided = !by_daemon && (method == Method::External || native_stall_ms.is_some());
+        let mut handovers = match is_divided {
             true => {
                 service::plan_handovers(deployment, &moves, settings, |node, slot| {
                     situation.keys_of(node, slot)
@@ -107,16 +107,17 @@ impl Plan {
         };
         if method != Method::External {
             // The servers move the slots. We only had to know that our own method could take over.
-            cuts.clear();
+            handovers.clear();
         }
         for (place, m) in moves.iter().enumerate() {
             let keys = situation.keys_in(&m.source, &m.slots);
             let (mut fence, mut minds_children, mut batches) = (None, false, 1);
-            if let Some(cut) = cuts.get(place) {
-                (fence, minds_children, batches) = (Some(cut.fence), cut.minds_children, cut.parts.len());
-                max_pause_ms = max_pause_ms.max(Some(cut.max_pause_ms));
-                if cut.need.least_ms >= need.least_ms {
-                    need = cut.need;
+            if let Some(handover) = handovers.get(place) {
+                (fence, minds_children, batches) =
+                    (Some(handover.fence), handover.minds_children, handover.parts.len());
+                max_pause_ms = max_pause_ms.max(Some(handover.max_pause_ms));
+                if handover.need.least_ms >= need.least_ms {
+                    need = handover.need;
                 }
             }
             if method == Method::Legacy && !by_daemon {
@@ -146,7 +147,7 @@ impl Plan {
             rate_keys: settings.transfer.rate_keys.filter(|_| method == Method::External),
             rate_bytes: settings.transfer.rate_bytes.filter(|_| method == Method::External),
             moves,
-            cuts,
+            handovers,
             made: Instant::now(),
             rows,
             method,
@@ -161,14 +162,14 @@ impl Plan {
     ///
     /// # Errors
     /// As [`service::plan_handovers`].
-    pub async fn cuts(
+    pub async fn handovers(
         &self,
         deployment: &Deployment,
         situation: &Situation,
         settings: &Settings,
     ) -> Result<Vec<HandoverPlan>> {
-        if self.made.elapsed() < FRESH || self.cuts.is_empty() {
-            return Ok(self.cuts.clone());
+        if self.made.elapsed() < FRESH || self.handovers.is_empty() {
+            return Ok(self.handovers.clone());
         }
         let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
         service::plan_handovers(deployment, &self.moves, settings, keys_of).await
@@ -237,7 +238,7 @@ mod tests {
     fn plan(rows: Vec<Row>) -> Plan {
         Plan {
             moves: Vec::new(),
-            cuts: Vec::new(),
+            handovers: Vec::new(),
             made: Instant::now(),
             rows,
             method: Method::External,

@@ -128,9 +128,9 @@ impl fmt::Display for Instruction<'_> {
                     write!(f, "; keys that it lacks are removed as well")?;
                 }
                 if let Some(Evidence { both, only }) = evidence {
-                    let (looked_at, both, only) =
+                    let (compared, both, only) =
                         (format_count(both + only), format_count(*both), format_count(*only));
-                    write!(f, " (of {looked_at} compared it has {both}, and lacks {only})")?;
+                    write!(f, " (of {compared} compared it has {both}, and lacks {only})")?;
                 }
             }
             Change::EmptyReplica { primary, replica } => {

@@ -228,7 +228,7 @@ pub async fn empty_slot_of_replica(primary: &mut Link, replica: &mut Link, slot:
     let mut tally = Tally::default();
     let count = slot_keys::count(replica, slot).await?;
     // All at once: the replica removes them in its own time, and shows them until then.
-    for keys in slot_keys::all_names(replica, slot, count).await?.chunks(BATCH_KEYS) {
+    for keys in slot_keys::all_names(replica, &[(slot, count)]).await?.chunks(BATCH_KEYS) {
         for key in keys {
             primary.push(&[b"ASKING"]);
             // A key that the primary has after all is not ours, and is not touched.

@@ -69,7 +69,7 @@ pub async fn find(owner: &mut Link, slots: &SlotSet) -> Result<SlotSet> {
     let replies = ask(owner, &slots, b"EXISTS", &[]).await?;
     let mut found = SlotSet::new();
     for (slot, reply) in slots.into_iter().zip(replies) {
-        let is_there = match (reply.as_int(), ServerError::of(&reply).map(|said| said.code)) {
+        let is_there = match (reply.as_int(), ServerError::of(&reply).map(|refused| refused.code)) {
             (Some(number), _) => number == 1,
             // A node that does not own a slot yet refuses, and was not given keys in it either.
             (None, Some(Code::Moved(..) | Code::Ask(..))) => false,
@@ -77,7 +77,10 @@ pub async fn find(owner: &mut Link, slots: &SlotSet) -> Result<SlotSet> {
             // is down refuses to look for one, and lists all.
             _ => {
                 let count = slot_keys::count(owner, slot).await?;
-                slot_keys::all_names(owner, slot, count).await?.iter().any(|key| key[..] == name(slot)[..])
+                slot_keys::all_names(owner, &[(slot, count)])
+                    .await?
+                    .iter()
+                    .any(|key| key[..] == name(slot)[..])
             }
         };
         if is_there {

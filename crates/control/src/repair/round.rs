@@ -21,7 +21,7 @@ pub const PATIENCE_BEFORE: Duration = Duration::from_secs(5);
 /// Likewise, after it: nodes that found the cluster down take up to five seconds to come back, and longer on
 /// a busy machine.
 pub const PATIENCE_AFTER: Duration = Duration::from_secs(25);
-const LOOK_PAUSE: Duration = Duration::from_millis(300);
+const POLL_PAUSE: Duration = Duration::from_millis(300);
 
 /// A survey without problems that may pass by themselves, or one that is taken when they have not passed for
 /// so long.
@@ -34,9 +34,9 @@ pub async fn settled_survey(deployment: &Deployment, patience: Duration) -> Resu
     let mut survey = Survey::take(deployment).await?;
     let deadline = Instant::now() + patience;
     while may_pass(&survey) && Instant::now() < deadline {
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(POLL_PAUSE).await;
         while may_pass(&Survey::take_with(deployment, views_only).await?) && Instant::now() < deadline {
-            tokio::time::sleep(LOOK_PAUSE).await;
+            tokio::time::sleep(POLL_PAUSE).await;
         }
         survey = Survey::take(deployment).await?;
     }

@@ -1,4 +1,4 @@
-//! How jobs are made: by which means, and how the slots of a move are cut.
+//! How jobs are made: by which means, and how the slots of a move are divided into batches.
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
@@ -126,8 +126,9 @@ async fn handover_of(deployment: &Deployment, planned: &Move) -> Result<Handover
     Handover::open_with(deployment, source, target, options).await
 }
 
-/// How the slots of each move are cut. Pairs of nodes are connected to and asked for permissions at the same
-/// time. Their round trips are measured one after another, so that none is measured while we are busy.
+/// How the slots of each move are divided into batches. Pairs of nodes are connected to and asked for
+/// permissions at the same time. Their round trips are measured one after another, so that none is measured
+/// while we are busy.
 ///
 /// # Errors
 /// As [`divide_into_batches`]: the error of the first move that has one.
@@ -139,13 +140,13 @@ pub async fn plan_handovers(
 ) -> Result<Vec<HandoverPlan>> {
     let opening: Vec<_> = moves.iter().map(|planned| checked_handover(deployment, planned)).collect();
     let mut opened = stream::iter(opening).buffered(OPENED_AT_ONCE);
-    let mut cuts = Vec::with_capacity(moves.len());
+    let mut plans = Vec::with_capacity(moves.len());
     for planned in moves {
         // The others go no further until this is asked for the next one.
         let Some(handover) = opened.try_next().await? else { break };
-        cuts.push(cut(handover, planned, settings, |slot| keys_of(&planned.source, slot)).await?);
+        plans.push(divide(handover, planned, settings, |slot| keys_of(&planned.source, slot)).await?);
     }
-    Ok(cuts)
+    Ok(plans)
 }
 
 /// The handover of a move that has not begun, and that is allowed.
@@ -155,7 +156,7 @@ async fn checked_handover(deployment: &Deployment, planned: &Move) -> Result<Han
     Ok(handover)
 }
 
-/// How the slots of one move are cut, and what pause that needs.
+/// How the slots of one move are divided into batches, and what pause that needs.
 ///
 /// # Errors
 /// `Unfit` if all slots are to go at once and cannot, and if the longest pause is too short for any handover.
@@ -166,10 +167,10 @@ pub(super) async fn divide_into_batches(
     settings: &Settings,
     keys_of: impl Fn(Slot) -> u64,
 ) -> Result<HandoverPlan> {
-    cut(checked_handover(deployment, planned).await?, planned, settings, keys_of).await
+    divide(checked_handover(deployment, planned).await?, planned, settings, keys_of).await
 }
 
-async fn cut(
+async fn divide(
     mut handover: Handover,
     planned: &Move,
     settings: &Settings,

@@ -23,11 +23,11 @@ const HELLO_WITHIN: Duration = Duration::from_secs(10);
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// How long it may take to find out how a job stands that is only looked at.
-const LOOKED_AT_WITHIN: Duration = Duration::from_secs(2);
+const STATUS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The state of a job; `None` if no process runs it, or it does not answer within 2 s.
 pub async fn standing(socket: &Path) -> Option<Standing> {
-    let (withdraw, within) = (CancellationToken::new(), LOOKED_AT_WITHIN);
+    let (withdraw, within) = (CancellationToken::new(), STATUS_WITHIN);
     let call = Call { socket, request: Request::Status, within };
     timeout(within, call.make(&withdraw, |_| {})).await.ok()?.ok()?.standing
 }

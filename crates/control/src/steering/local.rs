@@ -36,7 +36,7 @@ pub type Worded = fn(Error) -> String;
 
 /// What a job is, and how to find out how it stands.
 pub struct LocalJob {
-    look: Box<dyn Fn() -> Standing + Send + Sync>,
+    standing: Box<dyn Fn() -> Standing + Send + Sync>,
     /// Stops the job, so that it can go on.
     stop: CancellationToken,
     is_cancelled: AtomicBool,
@@ -57,15 +57,15 @@ impl std::fmt::Debug for LocalJob {
 }
 
 impl LocalJob {
-    /// A job that `stop` stops, that takes from `rates` and that is seen by `look`.
+    /// A job that `stop` stops, that takes from `rates` and that is seen by `standing`.
     pub fn new(
         stop: CancellationToken,
         rates: Rates,
-        look: impl Fn() -> Standing + Send + Sync + 'static,
+        standing: impl Fn() -> Standing + Send + Sync + 'static,
     ) -> LocalJob {
         let is_cancelled = AtomicBool::new(false);
         LocalJob {
-            look: Box::new(look),
+            standing: Box::new(standing),
             stop,
             rates,
             is_cancelled,
@@ -112,7 +112,7 @@ impl LocalJob {
     }
 
     fn kind(&self) -> Kind {
-        (self.look)().job.kind
+        (self.standing)().job.kind
     }
 
     /// Whether the user wants it to end permanently.
@@ -156,7 +156,7 @@ impl LocalJob {
         };
         let now = self.rates.now();
         if let Some(paused) = now.pause_in_words() {
-            let job = (self.look)().job;
+            let job = (self.standing)().job;
             let name = job.label();
             let how = if now.paused { format!("resume {name}") } else { format!("set {name} between=none") };
             let text = format!(
@@ -279,7 +279,7 @@ fn why_refused(not: &NotTakenOver) -> Why {
 
 impl Steered for LocalJob {
     async fn standing(&self) -> Standing {
-        let mut standing = (self.look)();
+        let mut standing = (self.standing)();
         standing.job.rates = self.rates.now();
         standing.job.scheduled = self.schedule.get().map(|it| it.in_words());
         standing

@@ -21,7 +21,7 @@ use crate::clock::now_s;
 use crate::store::{Status, Store, What};
 
 /// How often to check whether it is due.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+const POLL_PERIOD: Duration = Duration::from_secs(1);
 
 /// Why another pause is not allowed.
 pub(super) const NO_ORDER: &str = "max-pause can be changed of a move of slots by whimbrel's own method, \
@@ -146,7 +146,7 @@ impl Schedule {
     ) -> Infallible {
         let mut refused = String::new();
         loop {
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
             let Some(scheduled) = self.get() else {
                 refused.clear();
                 continue;

@@ -49,7 +49,7 @@ const JOBS_MAX: usize = 10_000;
 const LISTED_TRIES: usize = 3;
 
 /// How long all journals together may be open elsewhere while jobs are listed.
-const LOOKED_WITHIN: Duration = Duration::from_secs(1);
+const LISTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long it is kept how a job ended, in seconds, and of how many.
 const ENDED_FOR_S: u64 = 30 * 24 * 3600;
@@ -123,7 +123,7 @@ impl Store {
     /// # Errors
     /// `Own` if the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>> {
-        let until = Instant::now() + LOOKED_WITHIN;
+        let until = Instant::now() + LISTED_WITHIN;
         let mut entries: Vec<Entry> =
             self.published()?.into_iter().filter_map(|status| self.entry_of(status, until)).collect();
         entries.sort_by(|a, b| (a.status.created_s, &a.status.id).cmp(&(b.status.created_s, &b.status.id)));
@@ -232,7 +232,7 @@ impl Store {
 
     /// A job of this name, and whether a process runs it; `None` if there is none.
     pub fn entry(&self, id: &str) -> Option<Entry> {
-        self.entry_of(self.find(id)?, Instant::now() + LOOKED_WITHIN)
+        self.entry_of(self.find(id)?, Instant::now() + LISTED_WITHIN)
     }
 
     /// The job with whether a process runs it; `None` for a job that is over although no process could record

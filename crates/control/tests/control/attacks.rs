@@ -118,9 +118,9 @@ impl Wire {
         wire
     }
 
-    async fn send(&mut self, said: &FromMember) {
+    async fn send(&mut self, frame: &FromMember) {
         let mut bytes = Vec::new();
-        frame::put(&mut bytes, said.kind(), |out| said.encode(out));
+        frame::put(&mut bytes, frame.kind(), |out| frame.encode(out));
         // It may have hung up already.
         let _ = self.writer.write_all(&bytes).await;
     }
@@ -148,8 +148,8 @@ impl Wire {
         loop {
             let next = timeout(PATIENCE, self.frames.next()).await.expect("in time").expect("it is there");
             let (kind, bytes) = next.expect("it is there");
-            let said = FromCoordinator::decode(kind, &bytes).expect("a frame");
-            if let FromCoordinator::Message(message) = said
+            let frame = FromCoordinator::decode(kind, &bytes).expect("a frame");
+            if let FromCoordinator::Message(message) = frame
                 && let Order::Welcome { member, .. } = message.body
             {
                 return member;
@@ -242,10 +242,10 @@ async fn the_password_is_proved_on_both_sides_and_never_said() {
     let challenge = format!("*3\r\n$16\r\n{}\r\n:4096\r\n$32\r\n{}\r\n", "s".repeat(16), "n".repeat(32));
     stream.write_all(challenge.as_bytes()).await.expect("it listens");
     stream.write_all(format!("${}\r\n{}\r\n", 32, "p".repeat(32)).as_bytes()).await.expect("it listens");
-    let mut said = Vec::new();
-    timeout(PATIENCE, stream.read_to_end(&mut said)).await.expect("in time").expect("it hangs up");
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(said.contains("LOGIN") && !said.contains("secret") && !said.contains("MEMBER"), "{said}");
+    let mut reply = Vec::new();
+    timeout(PATIENCE, stream.read_to_end(&mut reply)).await.expect("in time").expect("it hangs up");
+    let reply = String::from_utf8_lossy(&reply).into_owned();
+    assert!(reply.contains("LOGIN") && !reply.contains("secret") && !reply.contains("MEMBER"), "{reply}");
     let mut seen = c.view().watch();
     let refused =
         seen.wait_for(|seen| seen.trouble.as_ref().is_some_and(|why| why.contains("does not prove")));

@@ -277,6 +277,25 @@ fn parse(reply: &str) -> Value {
     Value::parse(&bytes::Bytes::copy_from_slice(reply.as_bytes())).expect("one frame")
 }
 
+/// Asserts that both servers show their jobs in one form, in both protocols.
+async fn assert_shown_alike(theirs: &mut Raw, ours: &mut Raw) {
+    let list = ["CLUSTER", "GETSLOTMIGRATIONS"];
+    for version in ["2", "3"] {
+        theirs.ask(&["HELLO", version]).await;
+        ours.ask(&["HELLO", version]).await;
+        let (their, our) = (theirs.ask(&list).await, ours.ask(&list).await);
+        let marks = |text: &str| text.chars().filter(|c| "*%~>".contains(*c)).collect::<String>();
+        assert_eq!(marks(&our), marks(&their), "RESP{version}: maps or flat lists\n{our}\n{their}");
+        let (their, our) = (parse(&their), parse(&our));
+        assert_eq!(shape(&our), shape(&their), "RESP{version}");
+        for (our, their) in our.as_items().expect("a list").iter().zip(their.as_items().expect("a list")) {
+            for same in ["operation", "slot_ranges", "target_node", "source_node"] {
+                assert_eq!(our.field(same), their.field(same), "RESP{version} {same}");
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn it_speaks_as_valkey_does() {
     let cluster = Cluster::builder(Engine::Valkey91).start().expect("a cluster");
@@ -363,21 +382,7 @@ async fn it_speaks_as_valkey_does() {
     ];
     assert_eq!(theirs.ask(&accepted).await, "+OK\r\n");
     assert_eq!(ours.ask(&accepted).await, "+OK\r\n");
-    let list = ["CLUSTER", "GETSLOTMIGRATIONS"];
-    for version in ["2", "3"] {
-        theirs.ask(&["HELLO", version]).await;
-        ours.ask(&["HELLO", version]).await;
-        let (their, our) = (theirs.ask(&list).await, ours.ask(&list).await);
-        let marks = |text: &str| text.chars().filter(|c| "*%~>".contains(*c)).collect::<String>();
-        assert_eq!(marks(&our), marks(&their), "RESP{version}: maps or flat lists\n{our}\n{their}");
-        let (their, our) = (parse(&their), parse(&our));
-        assert_eq!(shape(&our), shape(&their), "RESP{version}");
-        for (our, their) in our.as_items().expect("a list").iter().zip(their.as_items().expect("a list")) {
-            for same in ["operation", "slot_ranges", "target_node", "source_node"] {
-                assert_eq!(our.field(same), their.field(same), "RESP{version} {same}");
-            }
-        }
-    }
+    assert_shown_alike(&mut theirs, &mut ours).await;
     let jobs = notebook.jobs();
     assert_eq!((jobs.len(), &jobs[1].slots, &jobs[0].slots), (2, &slots("30"), &slots("0-9,20-29")));
     // Slots under way are refused in the same words: theirs have moved, so ours alone is asked.

@@ -22,19 +22,19 @@ use whimbrel_fleet::{AtBackends, Guard, Membership, MembershipOptions, Standing}
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often it is looked.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_PERIOD: Duration = Duration::from_millis(10);
 
 const PARTITIONS: u32 = 64;
 
 /// Waits until something is so.
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = poll().await {
             return found;
         }
         assert!(Instant::now() < deadline, "it is never so that {what}");
-        sleep(LOOK).await;
+        sleep(POLL_PERIOD).await;
     }
 }
 

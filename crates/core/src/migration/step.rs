@@ -644,41 +644,13 @@ fn decide(
         }
         Reached::Staging => undo(job, then, effects),
 
-        _ if at_target == Share::All => match at_source {
-            // Two owners in their own views, one of them new and not fenced by us. The cluster settles that.
-            Share::Some | Share::All if !source_same => {
-                let reason =
-                    Reason::new(Why::OwnerChanged, "source and target both claim slots of the batch");
-                not_seen(job, Reached::Taken, then, tries, None, reason, effects);
-            }
-            // A target that lost keys by a restart must not cost the source its copies.
-            Share::None if !target_same && !target_promoted && target.keys < source.keys => {
-                let message = format!(
-                    "the target restarted after the takeover and holds {} keys where the source still holds \
-                     {}; nothing was deleted",
-                    target.keys, source.keys
-                );
-                close(job, End::Failed(Reason::new(Why::DataInDoubt, message)), effects);
-            }
-            // Also if the source did not hear of it yet: releasing sees to that.
-            _ => act(job, Phase::Releasing, Action::Release, effects),
-        },
-        // The takeover went half-way.
-        _ if at_target == Share::Some => {
-            let taken = target.claims.intersection(&slots);
-            let rest = slots.difference(&taken);
-            let has = |slots: &SlotSet| !source.claims.intersection(slots).is_empty();
-            if !source_same && has(&taken) {
-                let reason =
-                    Reason::new(Why::OwnerChanged, "source and target both claim slots of the batch");
-                not_seen(job, Reached::Taken, then, tries, None, reason, effects);
-            } else if has(&rest) {
-                // The source may accept writes to the rest again, so it cannot be taken any more.
-                split_off(job, rest);
-                act(job, Phase::Releasing, Action::Release, effects);
-            } else {
-                take_over(job, Reached::Taken, effects);
-            }
+        // Two owners in their own views, one of them new and not fenced by us. The cluster settles that.
+        _ if !source_same && !source.claims.intersection(&target.claims).intersection(&slots).is_empty() => {
+            let reason = Reason::new(Why::OwnerChanged, "source and target both claim slots of the batch");
+            not_seen(job, Reached::Taken, then, tries, None, reason, effects);
+        }
+        _ if at_target != Share::None => {
+            target_owns(job, source, target, !target_same && !target_promoted, effects);
         }
 
         // From here on the target owns nothing.
@@ -706,6 +678,37 @@ fn decide(
             }
         }
         _ => act(job, Phase::GivingBack { then }, Action::GiveBack, effects),
+    }
+}
+
+/// The target owns all slots of the batch, or some of them: then the takeover went half-way.
+fn target_owns(
+    job: &mut Job,
+    source: &Primary,
+    target: &Primary,
+    target_restarted: bool,
+    effects: &mut Vec<Effect>,
+) {
+    let slots = at_hand(job).slots.clone();
+    let rest = slots.difference(&target.claims);
+    match share(source, &slots) {
+        // A target that lost keys by a restart must not cost the source its copies.
+        Share::None if rest.is_empty() && target_restarted && target.keys < source.keys => {
+            let message = format!(
+                "the target restarted after the takeover and holds {} keys where the source still holds \
+                 {}; nothing was deleted",
+                target.keys, source.keys
+            );
+            close(job, End::Failed(Reason::new(Why::DataInDoubt, message)), effects);
+        }
+        // Also if the source did not hear of it yet: releasing sees to that.
+        _ if rest.is_empty() => act(job, Phase::Releasing, Action::Release, effects),
+        _ if source.claims.intersection(&rest).is_empty() => take_over(job, Reached::Taken, effects),
+        _ => {
+            // The source may accept writes to the rest again, so it cannot be taken any more.
+            split_off(job, rest);
+            act(job, Phase::Releasing, Action::Release, effects);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::probe::Info;
 
 /// How many clients a server has closed because their output buffers had passed their limits; `None` if it
 /// does not count them (before Redis 7.2) or may not be asked.
-pub(super) async fn cuts(link: &mut Link) -> Result<Option<u64>> {
+pub(super) async fn closed_clients(link: &mut Link) -> Result<Option<u64>> {
     let reply = link.ask(&[b"INFO", b"stats"]).await?;
     let info = reply.as_bytes().map(|text| Info::parse(text));
     Ok(info.and_then(|info| info.number("client_output_buffer_limit_disconnections")))
@@ -22,7 +22,7 @@ pub(super) async fn cuts(link: &mut Link) -> Result<Option<u64>> {
 
 /// Says that the server's limit for replicas has cut a link just now; or that it may have, if the server does
 /// not count the clients that it cuts off.
-pub(super) async fn cut_in_words(link: &mut Link, is_certain: bool) -> Result<String> {
+pub(super) async fn limit_in_words(link: &mut Link, is_certain: bool) -> Result<String> {
     let reply = setting(link, "client-output-buffer-limit").await?;
     let limit = reply.as_deref().and_then(of_replicas);
     let limit = limit.map(|limit| format!(" ({limit})")).unwrap_or_default();

@@ -99,7 +99,7 @@ async fn prepare(deployment: &Deployment, place: &Connector) -> Result<Result<Re
     let mut link = place.open().await?;
     let db = starting_db(deployment, &mut link).await?;
     let rules = load_rules(&mut link).await?;
-    let cuts = limits::cuts(&mut link).await?;
+    let cuts = limits::closed_clients(&mut link).await?;
     let filtered = match offer(&mut link).await? {
         Offer::Filtered => true,
         Offer::Plain => false,
@@ -523,10 +523,10 @@ impl Stream {
         {
             return Ok(Some(FeedFailure::Demoted));
         }
-        let cuts = limits::cuts(&mut link).await?;
+        let cuts = limits::closed_clients(&mut link).await?;
         let is_cut = cuts.zip(self.cuts).is_some_and(|(now, before)| now > before);
         if is_cut || cuts.is_none() {
-            let cut = limits::cut_in_words(&mut link, is_cut).await?;
+            let cut = limits::limit_in_words(&mut link, is_cut).await?;
             tracing::warn!(at = %self.place.address, cut, "the feed was cut off");
             (self.cuts, self.cut) = (cuts, Some(cut));
         }

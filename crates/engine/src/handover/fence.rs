@@ -38,7 +38,7 @@ const NOTIFY_TRIPS: u32 = 4;
 const TOO_LATE: &str = "too much time went by since the fence";
 
 /// How long the target may take to show what it owns, while the source is paused.
-const TARGET_LOOK_MAX: Duration = Duration::from_secs(1);
+const TARGET_ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// How often the source is asked whether it has learned.
 const SETTLE_POLL: Duration = Duration::from_millis(1);
@@ -603,7 +603,7 @@ impl Handover {
     async fn notify_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
         // Asked once more: a replica that never heard of the claim may have taken its place since. If it
         // hangs, what it answered to the claim counts: the source takes writes when its pause has ended.
-        let seen = timeout(TARGET_LOOK_MAX, self.target.view()).await;
+        let seen = timeout(TARGET_ANSWER_MAX, self.target.view()).await;
         let owns = match seen {
             Ok(Ok(view)) => unlearned.difference(&view.me().slots).is_empty(),
             _ if unlearned.difference(&self.taken).is_empty() => true,

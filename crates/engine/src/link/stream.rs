@@ -16,6 +16,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result};
+use crate::remedy::Remedy;
 use crate::tls;
 
 /// How long the system of a server may acknowledge nothing, or take nothing in, on connections for clients.
@@ -127,11 +128,8 @@ impl Io {
         let Some(options) = &endpoint.tls else {
             return Ok(Io(Kind::Tcp(stream)));
         };
-        let config = tls::client_config(options).map_err(|e| {
-            let side = endpoint.side;
-            fail(ErrorKind::Tls(e))
-                .with_remedy(format!("see the files named with --{side}-ca, --{side}-cert and --{side}-key"))
-        })?;
+        let config = tls::client_config(options)
+            .map_err(|e| fail(ErrorKind::Tls(e)).with_remedy(Remedy::CheckTlsFiles(endpoint.side)))?;
         let name = options.server_name.as_deref().unwrap_or(host);
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| fail(ErrorKind::Tls(format!("{name} is not a name that a certificate can hold"))))?;

@@ -45,7 +45,10 @@ pub(super) struct ShownAndHidden {
 ///
 /// # Errors
 /// As [`Link::call`].
-pub(super) async fn held(link: &mut Link, shown: &SlotSet) -> Result<Option<ShownAndHidden>> {
+pub(super) async fn count_shown_and_hidden(
+    link: &mut Link,
+    shown: &SlotSet,
+) -> Result<Option<ShownAndHidden>> {
     // Outside of a transaction: in one they are refused for just that. A transaction that this user cannot
     // end must not be begun.
     link.push(&[b"EXEC"]);

@@ -16,7 +16,7 @@ pub struct Opinion {
     /// The owner; `None` for no owner.
     pub owner: Option<NodeName>,
     /// The nodes that say so, primaries and replicas.
-    pub said_by: Vec<NodeName>,
+    pub reported_by: Vec<NodeName>,
 }
 
 /// Something that a survey shows.
@@ -38,7 +38,7 @@ pub enum Finding {
         /// Which.
         node: NodeName,
         /// How many of the nodes say so.
-        said_by: usize,
+        reported_by: usize,
     },
     /// Nodes that find the cluster down: they refuse commands.
     ClusterDown {
@@ -190,15 +190,15 @@ fn names(nodes: &[NodeName]) -> String {
 fn opinions(opinions: &[Opinion]) -> String {
     let one = |o: &Opinion| {
         let owner = o.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
-        match o.said_by.len() {
-            1 => format!("{owner} in the view of {}", o.said_by[0]),
+        match o.reported_by.len() {
+            1 => format!("{owner} in the view of {}", o.reported_by[0]),
             n => format!("{owner} in the view of {n} nodes"),
         }
     };
     opinions.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-fn held(f: &mut fmt::Formatter<'_>, keys: &[(NodeName, u64)]) -> fmt::Result {
+fn write_keys(f: &mut fmt::Formatter<'_>, keys: &[(NodeName, u64)]) -> fmt::Result {
     keys.iter().try_for_each(|(node, keys)| write!(f, "; {} at {node}", keys_of(*keys)))
 }
 
@@ -213,21 +213,21 @@ impl fmt::Display for Finding {
                 }
                 write!(f, ": {}", reason.why)
             }
-            Finding::Failing { node, said_by } => {
-                write!(f, "{node} answers us, but {said_by} of the nodes find it failing")
+            Finding::Failing { node, reported_by } => {
+                write!(f, "{node} answers us, but {reported_by} of the nodes find it failing")
             }
             Finding::ClusterDown { nodes } => {
                 write!(f, "nodes that call the cluster down and refuse commands: {}", names(nodes))
             }
-            Finding::Unowned { slots, opinions: said, keys } => {
+            Finding::Unowned { slots, opinions: views, keys } => {
                 write!(f, "nobody owns {}", slots_of(slots))?;
-                if said.iter().any(|o| o.owner.is_some()) {
-                    write!(f, ": {}", opinions(said))?;
+                if views.iter().any(|o| o.owner.is_some()) {
+                    write!(f, ": {}", opinions(views))?;
                 }
-                held(f, keys)
+                write_keys(f, keys)
             }
-            Finding::Disagreement { slots, opinions: said, .. } => {
-                write!(f, "the nodes do not agree who owns {}: {}", slots_of(slots), opinions(said))
+            Finding::Disagreement { slots, opinions: views, .. } => {
+                write!(f, "the nodes do not agree who owns {}: {}", slots_of(slots), opinions(views))
             }
             Finding::EpochCollision { epoch, nodes } => {
                 write!(f, "the configuration epoch {epoch} belongs to several primaries: {}", names(nodes))
@@ -247,7 +247,7 @@ impl fmt::Display for Finding {
                     .map(|(node, to)| format!(" {node} migrates to {to}"))
                     .chain(importing.iter().map(|(node, from)| format!(" {node} imports from {from}")));
                 f.write_str(&marks.collect::<Vec<_>>().join(","))?;
-                held(f, keys)
+                write_keys(f, keys)
             }
             Finding::Leftovers { node, replica, slots, keys } => {
                 let role = if *replica { "replica " } else { "" };
@@ -274,7 +274,7 @@ struct Sight {
     /// The nodes that claim the slot, as indexes into the survey.
     claimants: Vec<usize>,
     /// For each named owner, the nodes that say so, as indexes into the survey.
-    said: BTreeMap<OwnerIndex, Vec<usize>>,
+    reported: BTreeMap<OwnerIndex, Vec<usize>>,
 }
 
 impl Survey {
@@ -321,14 +321,14 @@ impl Survey {
     }
 
     fn find_failing(&self, found: &mut Vec<Finding>) {
-        let mut said: BTreeMap<&NodeId, usize> = BTreeMap::new();
+        let mut reports: BTreeMap<&NodeId, usize> = BTreeMap::new();
         for id in self.nodes.iter().filter_map(|n| n.state()).flat_map(|s| &s.failing) {
-            *said.entry(id).or_default() += 1;
+            *reports.entry(id).or_default() += 1;
         }
-        for (id, said_by) in said {
+        for (id, reported_by) in reports {
             // A node that does not answer us either is reported as that.
             if self.node(id).is_some_and(|n| n.answer.is_ok()) {
-                found.push(Finding::Failing { node: self.name(id), said_by });
+                found.push(Finding::Failing { node: self.name(id), reported_by });
             }
         }
         let nodes: Vec<NodeName> = self
@@ -353,7 +353,7 @@ impl Survey {
             if self.is_agreed(slot, &states) {
                 continue;
             }
-            let mut sight = Sight { claimants: Vec::new(), said: BTreeMap::new() };
+            let mut sight = Sight { claimants: Vec::new(), reported: BTreeMap::new() };
             for (i, state) in &states {
                 let owner = match state.owners.of(slot) {
                     None => 0,
@@ -361,7 +361,7 @@ impl Survey {
                     // counts as no owner.
                     Some(id) => index.get(id).and_then(|i| OwnerIndex::try_from(i + 1).ok()).unwrap_or(0),
                 };
-                sight.said.entry(owner).or_default().push(*i);
+                sight.reported.entry(owner).or_default().push(*i);
                 if claims(state, slot) {
                     sight.claimants.push(*i);
                 }
@@ -374,13 +374,13 @@ impl Survey {
                 Some(i) => self.nodes[i].answer.is_ok(),
                 None => true,
             };
-            let unowned = sight.claimants.is_empty() && sight.said.keys().all(owner_answers);
+            let unowned = sight.claimants.is_empty() && sight.reported.keys().all(owner_answers);
             let opinions = sight
-                .said
+                .reported
                 .iter()
-                .map(|(owner, said_by)| Opinion {
+                .map(|(owner, reported_by)| Opinion {
                     owner: usize::from(*owner).checked_sub(1).map(|i| name(&i)),
-                    said_by: said_by.iter().map(name).collect(),
+                    reported_by: reported_by.iter().map(name).collect(),
                 })
                 .collect();
             found.push(if unowned {
@@ -431,9 +431,9 @@ impl Survey {
         type Marks<'a> = Vec<(&'a NodeId, &'a NodeId)>;
         let mut by_slot: BTreeMap<Slot, (Marks<'_>, Marks<'_>)> = BTreeMap::new();
         let cluster = self.cluster();
-        for (node, said) in self.nodes.iter().zip(&cluster.nodes) {
+        for (node, as_reported) in self.nodes.iter().zip(&cluster.nodes) {
             let Some(state) = node.state() else { continue };
-            let stray = cluster.stray_marks(said);
+            let stray = cluster.stray_marks(as_reported);
             let counts = |slot: &Slot| state.role == Role::Primary || stray.contains(*slot);
             for (slot, from) in state.importing.iter().filter(|(slot, _)| counts(slot)) {
                 by_slot.entry(*slot).or_default().0.push((&node.id, from));

@@ -15,7 +15,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
-use super::counts::{TRIM_RUNNING, held, key_counts};
+use super::counts::{TRIM_RUNNING, count_shown_and_hidden, key_counts};
 use super::view::{ClusterView, Node};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
@@ -165,7 +165,7 @@ impl NodeState {
     }
 
     /// What decisions are made by.
-    fn said(&self) -> State<'_> {
+    fn as_state(&self) -> State<'_> {
         State {
             role: self.role,
             primary: self.primary.as_ref(),
@@ -256,12 +256,12 @@ impl Surveyed {
     }
 
     /// What decisions are made by.
-    fn said(&self) -> cluster::Node<'_> {
+    fn as_node(&self) -> cluster::Node<'_> {
         cluster::Node {
             id: &self.id,
             reported_role: self.reported_role,
             reported_primary: self.reported_primary.as_ref(),
-            state: self.state().map(NodeState::said),
+            state: self.state().map(NodeState::as_state),
         }
     }
 
@@ -363,7 +363,7 @@ impl Survey {
                         answers.insert(id, Ok(state));
                     }
                     // Otherwise a user without rights would make every node look dead.
-                    Err(e) if e.server().is_some_and(|said| said.code == Code::NoPermission) => {
+                    Err(e) if e.server().is_some_and(|refused| refused.code == Code::NoPermission) => {
                         return Err(e);
                     }
                     Err(e) => {
@@ -408,7 +408,7 @@ impl Survey {
 
     /// What a repair is decided by: every node's word, without what is only for people.
     pub fn cluster(&self) -> Cluster<'_> {
-        Cluster { nodes: self.nodes.iter().map(Surveyed::said).collect() }
+        Cluster { nodes: self.nodes.iter().map(Surveyed::as_node).collect() }
     }
 
     /// The primaries, those with the lowest slots first, those without slots and without an answer last.
@@ -549,12 +549,12 @@ async fn interview(
     };
     if let Some(counted) = counted {
         let may_hide = state.facts.hides_keys && state.role == Role::Primary;
-        let held = match may_hide && what.counts == Counted::Everything {
-            true => held(&mut link, &state.slots.union(&state.importing_slots())).await?,
+        let found = match may_hide && what.counts == Counted::Everything {
+            true => count_shown_and_hidden(&mut link, &state.slots.union(&state.importing_slots())).await?,
             false => None,
         };
-        match held {
-            Some(held) => (state.counts, state.hidden_keys) = (Some(held.shown), held.hidden),
+        match found {
+            Some(found) => (state.counts, state.hidden_keys) = (Some(found.shown), found.hidden),
             None => state.counts = Some(key_counts(&mut link, &counted).await?),
         }
     }

@@ -178,7 +178,7 @@ async fn reported(progress: &mut watch::Receiver<NativeState>, what: impl FnMut(
 }
 
 /// Waits until the migration has sent its snapshot and is held before the pause.
-async fn held(progress: &mut watch::Receiver<NativeState>) {
+async fn wait_for_snapshot(progress: &mut watch::Receiver<NativeState>) {
     reported(progress, |s| s.raw == "waiting-to-pause").await;
 }
 
@@ -221,7 +221,7 @@ async fn a_cancelled_one_leaves_everything_as_it_was() {
     field.prevent_pause(true);
     let report = field
         .run_with(&moved, NativeOptions::default(), async |mut progress, cancel| {
-            held(&mut progress).await;
+            wait_for_snapshot(&mut progress).await;
             assert_eq!(progress.borrow().phase, NativePhase::Streaming);
             assert!(field.keys_in(1, &moved).await > 0, "the target has received keys");
             cancel.cancel();
@@ -267,7 +267,7 @@ async fn a_flush_is_tried_again_within_bounds() {
     field.prevent_pause(true);
     let report = field
         .run_with(&moved, NativeOptions::default(), async |mut progress, _| {
-            held(&mut progress).await;
+            wait_for_snapshot(&mut progress).await;
             field.cluster.nodes()[1].call(&["FLUSHALL"]);
             reported(&mut progress, |s| s.attempt == 2).await;
             field.prevent_pause(false);
@@ -282,7 +282,7 @@ async fn a_flush_is_tried_again_within_bounds() {
     let options = NativeOptions { attempts_max: 1, ..NativeOptions::default() };
     let error = field
         .run_with(&slots("100-199"), options, async |mut progress, _| {
-            held(&mut progress).await;
+            wait_for_snapshot(&mut progress).await;
             field.cluster.nodes()[0].call(&["FLUSHALL"]);
         })
         .await
@@ -317,7 +317,7 @@ async fn a_source_that_dies_keeps_its_slots() {
     let options = NativeOptions { unreachable_ms: 300, settle_ms: 300, ..NativeOptions::default() };
     let error = field
         .run_with(&moved, options, async |mut progress, _| {
-            held(&mut progress).await;
+            wait_for_snapshot(&mut progress).await;
             field.cluster.kill9(0).expect("killed");
         })
         .await
@@ -410,7 +410,7 @@ async fn who_was_cut_off_goes_on() {
     let adopt = NativeOptions { adopt: true, ..NativeOptions::default() };
     let report = field
         .run_with(&moved, adopt, async |mut progress, _| {
-            held(&mut progress).await;
+            wait_for_snapshot(&mut progress).await;
             field.prevent_pause(false);
         })
         .await
@@ -428,7 +428,7 @@ async fn a_dropped_link_of_ours_changes_nothing() {
     field.prevent_pause(true);
     let report = field
         .run_with(&slots("0-9"), NativeOptions::default(), async |mut progress, _| {
-            held(&mut progress).await;
+            wait_for_snapshot(&mut progress).await;
             for node in field.cluster.nodes() {
                 node.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
             }
@@ -524,18 +524,19 @@ fn converse(mut stream: TcpStream, steps: &mut VecDeque<Step>) {
         };
         let frame = inbox.split_to(len).freeze();
         let words = Value::parse(&frame).expect("a command").into_items().expect("a command");
-        let said = words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" ");
-        if said == "CLIENT SETNAME whimbrel" {
+        let command = words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" ");
+        if command == "CLIENT SETNAME whimbrel" {
             stream.write_all(b"+OK\r\n").expect("sent");
             continue;
         }
         // What a link asks of a target at its beginning; it goes without an answer.
-        if matches!(&*said, "CLIENT ID" | "INFO server") && steps.front().is_some_and(|step| step.0 != said) {
+        let is_expected = steps.front().is_none_or(|step| step.0 == command);
+        if !is_expected && matches!(&*command, "CLIENT ID" | "INFO server") {
             stream.write_all(b"-NOPERM not here\r\n").expect("sent");
             continue;
         }
         let Step(expected, answer) = steps.pop_front().expect("a step is left");
-        assert_eq!(said, expected);
+        assert_eq!(command, expected);
         let Some(answer) = answer else { return };
         stream.write_all(answer.as_bytes()).expect("sent");
     }

@@ -45,8 +45,8 @@ pub fn judge(facts: &Facts, estimates: &Estimates) -> Vec<Finding> {
     clients(facts, &mut findings);
     if let Some(target) = &facts.target {
         health(Side::Target, target, &mut findings);
-        room(facts, target, &mut findings);
-        holds(facts, target, &mut findings);
+        capacity(facts, target, &mut findings);
+        support(facts, target, &mut findings);
         commands(facts, target, &mut findings);
         differences(facts, target, &mut findings);
     }
@@ -202,7 +202,7 @@ fn clients(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-fn room(facts: &Facts, target: &Inventory, findings: &mut Vec<Finding>) {
+fn capacity(facts: &Facts, target: &Inventory, findings: &mut Vec<Finding>) {
     let data: u64 = facts.source.primaries().map(|node| node.dataset_bytes).sum();
     let needed_bytes = data.saturating_mul(ROOM_PERCENT) / 100;
     let free: Option<u64> = target.primaries().map(NodeFacts::free_bytes).sum();
@@ -223,7 +223,7 @@ fn room(facts: &Facts, target: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-fn holds(facts: &Facts, target: &Inventory, findings: &mut Vec<Finding>) {
+fn support(facts: &Facts, target: &Inventory, findings: &mut Vec<Finding>) {
     if let (Some(ours), Some(theirs)) = (&facts.source.modules, &target.modules) {
         let modules: Vec<String> = ours.difference(theirs).cloned().collect();
         if !modules.is_empty() {

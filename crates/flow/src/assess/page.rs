@@ -110,11 +110,11 @@ fn lines(assessment: &Assessment) -> Vec<Line> {
         lines.push(line("target", described(target)));
     }
     let sample = &facts.sample;
-    let looked = if sample.complete { "all of them" } else { "a sample" };
+    let extent = if sample.complete { "all of them" } else { "a sample" };
     lines.push(line(
         "keys",
         format!(
-            "{} looked at, {looked}, in {}; servers were busy with it for {} at most",
+            "{} looked at, {extent}, in {}; servers were busy with it for {} at most",
             format_count_of(sample.keys, "key"),
             format_duration_ms(sample.took_us / 1000),
             format_duration_ms(sample.busy_us.div_ceil(1000)),

@@ -34,7 +34,7 @@ struct Bucket {
 const BURST: Duration = Duration::from_millis(100);
 
 /// How long a lane waits at most before it looks again. A computed wait may be infinite.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Bucket {
     fn new(per_second: Option<u64>) -> Bucket {
@@ -64,7 +64,7 @@ impl Bucket {
         let Some(per_second) = self.per_second else { return Ok(()) };
         self.grow(now);
         if self.allowed < 0.0 {
-            let wait_s = (-self.allowed / per_second).min(LOOK_AGAIN.as_secs_f64());
+            let wait_s = (-self.allowed / per_second).min(WAIT_MAX.as_secs_f64());
             return Err(Duration::from_secs_f64(wait_s));
         }
         self.allowed -= amount as f64;

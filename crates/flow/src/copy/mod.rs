@@ -35,7 +35,7 @@ pub use crate::large::Existing;
 pub use crate::pipeline::{CopyOptions, DbPair, LaneCounts};
 
 pub(crate) use self::passes::{
-    check_target, doubtful, layout, note_evicted, passes, poll_target, record, remember, run_pass,
+    check_target, find_suspects, layout, note_evicted, passes, poll_target, record, remember, run_pass,
     target_runs,
 };
 pub(crate) use self::preflight::{GIVE_INFO, SYNC_ASKS_MORE, check_way_back};

@@ -49,7 +49,7 @@ pub(crate) async fn passes(
         if !complete {
             break;
         }
-        let (again, open) = doubtful(shared, &before, &before_target).await?;
+        let (again, open) = find_suspects(shared, &before, &before_target).await?;
         if again.is_empty() {
             break;
         }
@@ -84,7 +84,7 @@ pub(crate) async fn passes(
 pub(crate) fn remember(shared: &Shared, state: &JournalState) {
     shared.failures.take_over(state.failed, &state.failures);
     let of = |slots: &Option<SlotSet>| slots.clone().unwrap_or_default();
-    shared.suspects.take_over(of(&state.doubt_source), of(&state.doubt_target));
+    shared.suspects.take_over(of(&state.suspects_source), of(&state.suspects_target));
 }
 
 /// Writes down what a later run has to know. It comes after the positions of the same save have been taken: a
@@ -94,8 +94,8 @@ pub(crate) fn record(shared: &Shared, state: &mut JournalState) {
     state.failed = shared.failures.count();
     state.failures = shared.failures.for_journal();
     let (source, target) = shared.suspects.by_side();
-    state.doubt_source = Some(source).filter(|slots| !slots.is_empty());
-    state.doubt_target = Some(target).filter(|slots| !slots.is_empty());
+    state.suspects_source = Some(source).filter(|slots| !slots.is_empty());
+    state.suspects_target = Some(target).filter(|slots| !slots.is_empty());
 }
 
 /// How many keys the target has evicted since it was first met; if there are any, the user should know.
@@ -156,7 +156,7 @@ pub(crate) async fn poll_target(shared: &Arc<Shared>) {
 
 /// After a pass: the slots that have to be gone through again, and those of them that are on the move right
 /// now. Asks both sides how they are.
-pub(crate) async fn doubtful(
+pub(crate) async fn find_suspects(
     shared: &Arc<Shared>,
     before: &Topology,
     before_target: &Topology,

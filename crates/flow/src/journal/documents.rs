@@ -450,13 +450,13 @@ mod tests {
         for open in [RedbDocuments::open_soon, RedbDocuments::create] {
             let folder = tempfile::tempdir().expect("a folder");
             let path = folder.path().join("a-journal");
-            let looking = RedbDocuments::create(&path).expect("made");
+            let opened = RedbDocuments::create(&path).expect("made");
             let waiting = std::thread::spawn({
                 let path = path.clone();
                 move || open(&path).is_ok()
             });
             std::thread::sleep(Duration::from_millis(50));
-            drop(looking);
+            drop(opened);
             assert!(waiting.join().expect("no panic"), "it did not wait");
         }
     }

@@ -170,12 +170,12 @@ impl Read {
     /// How many replies come for each key; not if the keys are read [together](Way::Transaction), or [between
     /// two looks at the database](Read::expiries).
     pub fn replies_of_each(&self) -> usize {
-        let looks = match (self.way, self.expiries) {
+        let expiry_reads = match (self.way, self.expiries) {
             (_, false) => 0,
             (Way::Bracketed, true) => 2,
             (_, true) => 1,
         };
-        let commands = 1 + looks * expiry::commands(self.clock);
+        let commands = 1 + expiry_reads * expiry::commands(self.clock);
         if self.asking { 2 * commands } else { commands }
     }
 
@@ -225,8 +225,8 @@ impl Read {
                 expiry => self.found_with(value, expiry, rest),
             };
         }
-        let looks = expiry::commands(self.clock);
-        let Some((before, [value, after @ ..])) = replies.split_at_mut_checked(looks) else {
+        let expiry_reads = expiry::commands(self.clock);
+        let Some((before, [value, after @ ..])) = replies.split_at_mut_checked(expiry_reads) else {
             return Found::Unstable;
         };
         let expiry = self.expiry(before);
@@ -294,13 +294,13 @@ impl Read {
         if !self.expiries && expiries.first().and_then(|info| has_expiries(info, db)) != Some(false) {
             return Answer::ExpiriesSeen;
         }
-        let looks = expiry::commands(self.clock);
+        let expiry_reads = expiry::commands(self.clock);
         let mut found = Vec::with_capacity(keys);
         for (at, value) in values.into_items().into_iter().flatten().enumerate() {
             let expiry = match self.expiries {
-                true => {
-                    expiries.get(at * looks..(at + 1) * looks).map_or(Expiry::Unknown, |e| self.expiry(e))
-                }
+                true => expiries
+                    .get(at * expiry_reads..(at + 1) * expiry_reads)
+                    .map_or(Expiry::Unknown, |e| self.expiry(e)),
                 false => Expiry::Never,
             };
             found.push(match (value.into_bytes(), expiry) {
@@ -312,7 +312,10 @@ impl Read {
                 // The clock of Redis 6.0 goes on inside a transaction: the key has expired after it was read.
                 (Some(_), Expiry::Gone) => Found::Gone,
                 (Some(_), Expiry::Unknown) => {
-                    return Answer::Unexpected("PEXPIRETIME or PTTL", expiries.into_iter().nth(at * looks));
+                    return Answer::Unexpected(
+                        "PEXPIRETIME or PTTL",
+                        expiries.into_iter().nth(at * expiry_reads),
+                    );
                 }
             });
         }

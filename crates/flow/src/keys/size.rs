@@ -31,8 +31,8 @@ pub enum Samples {
 }
 
 /// The question how much memory a key takes.
-pub fn usage(key: &[u8], look: Samples) -> [&[u8]; 5] {
-    let samples = match look {
+pub fn usage(key: &[u8], samples: Samples) -> [&[u8]; 5] {
+    let samples = match samples {
         Samples::First => SAMPLES_FIRST,
         Samples::All => SAMPLES_ALL,
     };

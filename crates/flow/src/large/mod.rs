@@ -81,7 +81,7 @@ const PAUSE_FIRST_MS: u64 = 20;
 pub(crate) const STAGING_TTL_MS: u64 = 3_600_000;
 
 /// How often it is asked when a key expires if the answer may be unclear.
-const EXPIRY_LOOKS: usize = 8;
+const EXPIRY_READS: usize = 8;
 
 /// How far the clocks of this machine and of a server may be apart.
 const CLOCKS_APART_MS: i64 = 60_000;
@@ -470,9 +470,9 @@ impl Mover<'_> {
         let key = self.t.key;
         let clock = Clock::of_server(self.t.source.pexpiretime);
         // Whether one is clear is a matter of chance, and the whole key would have to be read again.
-        let looks = if clock == Clock::Absolute { 1 } else { EXPIRY_LOOKS };
+        let reads = if clock == Clock::Absolute { 1 } else { EXPIRY_READS };
         let mut commands: Vec<Vec<&[u8]>> = Vec::new();
-        for _ in 0..looks {
+        for _ in 0..reads {
             expiry::question(clock, key, &mut |command| commands.push(command.to_vec()));
         }
         commands.push(vec![cardinality_command, key]);
@@ -497,13 +497,13 @@ impl Mover<'_> {
             let reply = replies.next().unwrap_or(Value::Null);
             checked(source, reply, name)
         };
-        let mut answers = Vec::with_capacity(looks * expiry::commands(clock));
-        for _ in 0..looks * expiry::commands(clock) {
+        let mut answers = Vec::with_capacity(reads * expiry::commands(clock));
+        for _ in 0..reads * expiry::commands(clock) {
             answers.push(following(source)?);
         }
         let mut answers = answers.iter();
-        let looks: Vec<Expiry> = (0..looks).map_while(|_| expiry::read(&mut answers, clock)).collect();
-        let clear = looks.iter().rfind(|look| **look != Expiry::Unclear);
+        let reads: Vec<Expiry> = (0..reads).map_while(|_| expiry::read(&mut answers, clock)).collect();
+        let clear = reads.iter().rfind(|read| **read != Expiry::Unclear);
         let expires_at_ms = match clear.copied().unwrap_or(Expiry::Unclear) {
             Expiry::At(ms) => Some(ms),
             Expiry::Never => None,

@@ -492,8 +492,8 @@ impl Reader {
         Ok((Fetch::Payload, size.as_int().map(i64::unsigned_abs)))
     }
 
-    async fn follow_usage(&mut self, key: &Bytes, look: Samples) -> Result<Value> {
-        self.follow_call(key, &usage(key, look)).await
+    async fn follow_usage(&mut self, key: &Bytes, samples: Samples) -> Result<Value> {
+        self.follow_call(key, &usage(key, samples)).await
     }
 
     async fn follow_expiry(&mut self, key: &Bytes, clock: Clock) -> Result<Vec<Value>> {

@@ -36,7 +36,7 @@ const VECTORS_MAX: i64 = 200;
 /// A slot with more keys than this is not looked into if the numbers differ: listing them stalls a server and
 /// takes memory, both by the number of keys. A snapshot lists slots of any size; here writers wait meanwhile,
 /// and a pause that becomes too long is given up by the fence.
-const LOOKED_INTO_KEYS_MAX: u64 = 1_000_000;
+const SEARCHED_KEYS_MAX: u64 = 1_000_000;
 
 /// How far the remaining times of one key may lie apart, in milliseconds: servers report them relative to
 /// now.
@@ -123,14 +123,15 @@ pub(super) async fn counts(source: &mut Link, target: &mut Link, slots: &SlotSet
         if ours == theirs {
             continue;
         }
-        if ours.max(theirs) > LOOKED_INTO_KEYS_MAX {
+        if ours.max(theirs) > SEARCHED_KEYS_MAX {
             found.differs(format!(
                 "slot {} has {ours} keys on the source and {theirs} on the target",
                 slot.number()
             ));
             continue;
         }
-        let (here, there) = tokio::join!(all_names(source, slot, ours), all_names(target, slot, theirs));
+        let (ours, theirs) = ([(slot, ours)], [(slot, theirs)]);
+        let (here, there) = tokio::join!(all_names(source, &ours), all_names(target, &theirs));
         // One set only, since slots may be large: what is left in it is the source's alone.
         let mut here: HashSet<Bytes> = here?.into_iter().collect();
         let mut one_sided: Vec<Bytes> = there?.into_iter().filter(|key| !here.remove(key)).collect();

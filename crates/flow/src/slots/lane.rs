@@ -57,12 +57,12 @@ pub(super) enum Work {
 /// A key that is no string, with what a first look at its size has answered.
 struct Other {
     key: Bytes,
-    looked_at: Option<Value>,
+    usage: Option<Value>,
 }
 
 impl Other {
     fn unseen(key: Bytes) -> Other {
-        Other { key, looked_at: None }
+        Other { key, usage: None }
     }
 }
 
@@ -152,25 +152,7 @@ impl Lane {
 
     async fn snapshot_piece(&mut self, piece: &[(Slot, u64)]) -> Result<()> {
         self.shared.check_stop()?;
-        for (slot, count) in piece {
-            slot_keys::push_names(&mut self.source, *slot, count + slot_keys::SLACK);
-        }
-        self.source.flush().await?;
-        let mut keys = Vec::new();
-        let mut grown = Vec::new();
-        for (slot, count) in piece {
-            let reply = self.source.reply().await?;
-            let listed = slot_keys::names_in(&self.source, reply)?;
-            if listed.len() as u64 >= count + slot_keys::SLACK {
-                // As many as were asked for: it has grown since it was counted, and old ones may be missing.
-                grown.push((*slot, 2 * count + slot_keys::SLACK));
-            } else {
-                keys.extend(listed);
-            }
-        }
-        for (slot, count) in grown {
-            keys.extend(slot_keys::all_names(&mut self.source, slot, count).await?);
-        }
+        let keys = slot_keys::all_names(&mut self.source, piece).await?;
         self.transfer(keys).await
     }
 
@@ -342,9 +324,9 @@ impl Lane {
         let mut sized = Vec::with_capacity(keys.len());
         for key in keys.iter().cloned() {
             let reply = self.source.reply().await?;
-            let looked_at = if asks_both { Some(self.source.reply().await?) } else { None };
+            let usage = if asks_both { Some(self.source.reply().await?) } else { None };
             match ServerError::of(&reply) {
-                Some(e) if e.code == Code::WrongType => others.push(Other { key, looked_at }),
+                Some(e) if e.code == Code::WrongType => others.push(Other { key, usage }),
                 Some(e) => return Err(self.source.server_error(e, b"STRLEN")),
                 None => match reply.as_int().map(i64::unsigned_abs) {
                     Some(bytes) if bytes > self.shared.options.big_key_bytes => chunked.push(key),
@@ -367,18 +349,17 @@ impl Lane {
             chunked.extend(others.into_iter().map(|other| other.key));
             return Ok(Vec::new());
         }
-        let (seen, unseen): (Vec<_>, Vec<_>) =
-            others.into_iter().partition(|other| other.looked_at.is_some());
+        let (seen, unseen): (Vec<_>, Vec<_>) = others.into_iter().partition(|other| other.usage.is_some());
         let mut keys: Vec<Bytes> = unseen.into_iter().map(|other| other.key).collect();
         let mut replies = match keys.is_empty() {
             true => Vec::new(),
             false => usage_of(&mut self.source, &keys, big_key_bytes, false).await?,
         };
-        let (names, mut looks): (Vec<_>, Vec<_>) =
-            seen.into_iter().filter_map(|other| Some((other.key, other.looked_at?))).unzip();
-        measure_exactly(&mut self.source, &names, &mut looks, big_key_bytes, false).await?;
+        let (names, mut usages): (Vec<_>, Vec<_>) =
+            seen.into_iter().filter_map(|other| Some((other.key, other.usage?))).unzip();
+        measure_exactly(&mut self.source, &names, &mut usages, big_key_bytes, false).await?;
         keys.extend(names);
-        replies.extend(looks);
+        replies.extend(usages);
         let mut sized = Vec::with_capacity(keys.len());
         for (key, reply) in keys.into_iter().zip(replies) {
             match reply {

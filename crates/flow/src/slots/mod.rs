@@ -281,7 +281,7 @@ impl SlotMover {
             if count == 0 {
                 continue;
             }
-            staged.extend(all_names(target, slot, count).await?);
+            staged.extend(all_names(target, &[(slot, count)]).await?);
         }
         self.snapshot(&ours?).await?;
         self.transfer_changes(staged.into_iter().map(Change::whole).collect()).await
@@ -368,7 +368,7 @@ impl SlotMover {
                 continue;
             }
             self.shared.check_stop()?;
-            let keys = all_names(&mut source, slot, count).await?;
+            let keys = all_names(&mut source, &[(slot, count)]).await?;
             for part in keys.chunks(RUN_KEYS_MAX) {
                 if compare::keys(&mut source, &mut target, part).await?.differences > 0 {
                     // Some of them are being written right now; all of them are compared again when no client

@@ -27,8 +27,8 @@ use crate::verify::{self, Comparer, Settle, VerifyOptions, VerifyProgress};
 const SAMPLE_KEYS: usize = 64;
 
 /// How often a difference is checked again while clients write, and how long after another.
-const LOOKS_MAX: u32 = 10;
-const LOOK_PAUSE: Duration = Duration::from_millis(50);
+const CHECKS_MAX: u32 = 10;
+const CHECK_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long the feeds may take to reach the servers' offsets.
 const REACH_MS: u64 = 2_000;
@@ -206,16 +206,16 @@ impl Syncer {
         mut compared: Compared,
         unseen: (&Unseen, u64),
     ) -> Result<(Compared, Option<String>)> {
-        for look in 1.. {
+        for check in 1.. {
             let Some(refusal) = compared.refusal() else { return Ok((compared, None)) };
             if self.is_certain(&compared, unseen).await? {
                 return Err(refusal);
             }
             // All keys are compared once: what differs among them is shown by the pause alone.
-            if look == LOOKS_MAX || how == Compare::Full || self.shared.stop.is_cancelled() {
+            if check == CHECKS_MAX || how == Compare::Full || self.shared.stop.is_cancelled() {
                 break;
             }
-            sleep(LOOK_PAUSE).await;
+            sleep(CHECK_PAUSE).await;
             for _ in 0..ROUNDS_MAX {
                 if self.rounds().await? != Round::Part {
                     break;

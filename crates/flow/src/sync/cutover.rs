@@ -76,6 +76,60 @@ impl Syncer {
             lift.check_lift(&self.shared.target).await?;
         }
         let fence = WriterFence::plan(&source, options.fence).await?;
+        let (mut report, chosen) = self.rehearse(options, withdrawn, &fence).await?;
+        if let WriterFenceKind::External { quiet_ms, wait_ms } = options.fence {
+            let bounds =
+                QuietWait { quiet: Duration::from_millis(quiet_ms), wait: Duration::from_millis(wait_ms) };
+            if options.dry_run {
+                report.external = Some(self.rehearse_quiet().await?);
+                return Ok(report);
+            }
+            self.be_ready(&mut report, withdrawn).await?;
+            begin(beginning)?;
+            self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
+                .await?;
+            // From here on this side is not authoritative.
+            self.state.cut_over = Some(fence);
+            return Ok(report);
+        }
+        let estimate_ms = report.estimate_ms;
+        if estimate_ms > options.max_pause_ms {
+            let what = format!("the pause would take about {estimate_ms} ms, which is more than allowed");
+            return Err(refused(what).with_remedy(Remedy::AllowLongerPause));
+        }
+        let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
+        let mut fronted = None;
+        if options.fence == WriterFenceKind::Front {
+            let (front, there) = self.rehearse_hold(options).await?;
+            (report.front, fronted) = (Some(front), Some(there));
+        }
+        if options.dry_run {
+            return Ok(report);
+        }
+        self.be_ready(&mut report, withdrawn).await?;
+        self.calm_down().await?;
+        self.check(options)?;
+        is_wanted(withdrawn)?;
+        self.note_fence(&fence, fronted, beginning)?;
+        let fences = (&fence, lift.as_ref());
+        let outcome = match options.fence {
+            WriterFenceKind::Front => {
+                self.switch_front(options, &mut report, fences, feeds, &chosen).await.map_err(Into::into)
+            }
+            _ => self.pause_and_switch(options, &mut report, fences, feeds, &chosen).await,
+        };
+        self.forget_fence(options.fence, outcome)?;
+        Ok(report)
+    }
+
+    /// Does what is done under the pause, but without one. Returns what it would come to, with an estimate of
+    /// how long it takes, and what is compared and carried again when writes have stopped.
+    async fn rehearse(
+        &mut self,
+        options: &CutoverOptions,
+        withdrawn: &CancellationToken,
+        fence: &WriterFence,
+    ) -> Result<(CutoverReport, (Sample, Unseen))> {
         let keys = self.keys_of_source().await?;
         let unseen = self.unseen().await?;
         let sample = self.sample(options.compare).await?;
@@ -101,7 +155,7 @@ impl Syncer {
             notices: notice.filter(|_| options.dry_run).into_iter().collect(),
             reverse: options.reverse,
             hooks: if options.dry_run { self.planned_hooks(options.fence) } else { Vec::new() },
-            ..CutoverReport::of(&fence)
+            ..CutoverReport::of(fence)
         };
         if options.reverse && options.fence == WriterFenceKind::Acl {
             // Only what stands in the way now: which clients use the target then is not known.
@@ -112,49 +166,7 @@ impl Syncer {
                 report.notices.push(format!("a way back with this fence would be refused now: {why}"));
             }
         }
-        if let WriterFenceKind::External { quiet_ms, wait_ms } = options.fence {
-            let bounds =
-                QuietWait { quiet: Duration::from_millis(quiet_ms), wait: Duration::from_millis(wait_ms) };
-            if options.dry_run {
-                report.external = Some(self.rehearse_quiet().await?);
-                return Ok(report);
-            }
-            self.be_ready(&mut report, withdrawn).await?;
-            begin(beginning)?;
-            let chosen = (sample, unseen);
-            self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
-                .await?;
-            // From here on this side is not authoritative.
-            self.state.cut_over = Some(fence);
-            return Ok(report);
-        }
-        if estimate_ms > options.max_pause_ms {
-            let what = format!("the pause would take about {estimate_ms} ms, which is more than allowed");
-            return Err(refused(what).with_remedy(Remedy::AllowLongerPause));
-        }
-        let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
-        let mut fronted = None;
-        if options.fence == WriterFenceKind::Front {
-            let (front, there) = self.rehearse_hold(options).await?;
-            (report.front, fronted) = (Some(front), Some(there));
-        }
-        if options.dry_run {
-            return Ok(report);
-        }
-        self.be_ready(&mut report, withdrawn).await?;
-        self.calm_down().await?;
-        self.check(options)?;
-        is_wanted(withdrawn)?;
-        self.note_fence(&fence, fronted, beginning)?;
-        let (fences, chosen) = ((&fence, lift.as_ref()), (sample, unseen));
-        let outcome = match options.fence {
-            WriterFenceKind::Front => {
-                self.switch_front(options, &mut report, fences, feeds, &chosen).await.map_err(Into::into)
-            }
-            _ => self.pause_and_switch(options, &mut report, fences, feeds, &chosen).await,
-        };
-        self.forget_fence(options.fence, outcome)?;
-        Ok(report)
+        Ok((report, (sample, unseen)))
     }
 
     /// Writes the fence down before it goes up: the process that goes on after a crash knows what to take

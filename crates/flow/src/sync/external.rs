@@ -36,9 +36,9 @@ use crate::copy;
 use crate::verify::Settle;
 
 /// How often to check whether a client has written.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// How much of the time between two looks counts as quiet: if the machine stood still, its clients did, too.
+/// How much of the time between two checks counts as quiet: if the machine stood still, its clients did, too.
 const UNSEEN_MAX: Duration = Duration::from_secs(1);
 
 /// How long a feed may take to reach its server's offset.
@@ -47,8 +47,8 @@ const REACH_MS: u64 = 5_000;
 /// How long one connection to a primary is looked at by.
 const LINK_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// How often one look is repeated because keys expired meanwhile.
-const LOOKS_MAX: u32 = 20;
+/// How often one read is repeated because keys expired meanwhile.
+const READS_MAX: u32 = 20;
 
 /// How often both sides are compared, if a client wrote meanwhile each time.
 const COMPARISONS_MAX: u32 = 10;
@@ -140,7 +140,7 @@ struct Activity {
 pub(super) struct Watch {
     /// To the primaries, and since when. They are renewed: a name may lead to another server meanwhile.
     links: BTreeMap<String, (Link, Instant)>,
-    looks: Vec<Activity>,
+    activities: Vec<Activity>,
     /// Since when no client has written, as far as it is known.
     since: Instant,
     clients: BTreeMap<WritingClient, Instant>,
@@ -151,7 +151,7 @@ pub(super) struct Watch {
     waited: Duration,
     /// A feed that is no replication link, and whose server does not count calls.
     is_blind: bool,
-    /// A client has written between the last two looks: it is no expiry, and nothing that came late.
+    /// A client has written between the last two checks: it is no expiry, and nothing that came late.
     is_certain: bool,
 }
 
@@ -159,7 +159,7 @@ impl Watch {
     pub(super) fn new() -> Watch {
         Watch {
             links: BTreeMap::new(),
-            looks: Vec::new(),
+            activities: Vec::new(),
             since: Instant::now(),
             clients: BTreeMap::new(),
             ignored: Vec::new(),
@@ -171,14 +171,14 @@ impl Watch {
         }
     }
 
-    /// Whether a client has certainly written between the last two looks.
+    /// Whether a client has certainly written between the last two checks.
     pub(super) fn is_certain(&self) -> bool {
         self.is_certain
     }
 
     /// Nothing that was seen before this says which clients write from now on.
     pub(super) fn begin_anew(&mut self) {
-        self.looks.clear();
+        self.activities.clear();
         self.clients.clear();
         self.keys.clear();
         self.named = None;
@@ -194,11 +194,11 @@ impl Watch {
         &self.ignored
     }
 
-    /// Where this primary, and its feed, was at the last look.
+    /// Where this primary, and its feed, was at the last check.
     pub(super) fn reached(&self, address: &Address) -> Option<Reached> {
         let at = address.to_string();
-        let look = self.looks.iter().find(|look| look.address == at)?;
-        Some(Reached { address: address.clone(), offset: look.offset, replid: look.replid.clone() })
+        let activity = self.activities.iter().find(|activity| activity.address == at)?;
+        Some(Reached { address: address.clone(), offset: activity.offset, replid: activity.replid.clone() })
     }
 
     /// The clients that wrote last, the latest first.
@@ -260,7 +260,7 @@ fn shown_client(client: &WritingClient) -> String {
 impl Activity {
     /// Whether a client has certainly written to this primary since it was looked at before.
     fn shows_writes_since(&self, earlier: &[Activity]) -> bool {
-        let before = earlier.iter().find(|look| look.address == self.address && look.is_whole);
+        let before = earlier.iter().find(|activity| activity.address == self.address && activity.is_whole);
         self.is_whole
             && before.is_some_and(|before| self.writes.0 > before.writes.1 || self.unseen > before.unseen)
     }
@@ -286,10 +286,10 @@ impl Counted {
         let infos = link.replies(asked).await?;
         // A server that is busy, with a script say, reports nothing of what that has written.
         let busy = |info: &Value| {
-            ServerError::of(info).filter(|said| matches!(said.code, Code::Busy | Code::Loading))
+            ServerError::of(info).filter(|error| matches!(error.code, Code::Busy | Code::Loading))
         };
-        if let Some(said) = infos.iter().find_map(busy) {
-            return Err(link.server_error(said, b"INFO"));
+        if let Some(error) = infos.iter().find_map(busy) {
+            return Err(link.server_error(error, b"INFO"));
         }
         // What may not be asked for counts as nothing: then every touch is a write.
         let info = |at: usize| infos.get(at).and_then(|info| info.as_bytes().map(|text| Info::parse(text)));
@@ -410,10 +410,10 @@ impl Syncer {
         watch: &mut Watch,
         withdrawn: &CancellationToken,
     ) -> Result<()> {
-        watch.looks.clear();
+        watch.activities.clear();
         let waited = watch.waited;
         let began = Instant::now();
-        let mut looked = began;
+        let mut checked = began;
         loop {
             is_wanted(withdrawn)?;
             if self.shared.stop.is_cancelled() {
@@ -422,9 +422,9 @@ impl Syncer {
             if !self.is_in_order() {
                 self.repair().await?;
                 self.status.phase(SyncPhase::CuttingOver);
-                watch.looks.clear();
+                watch.activities.clear();
             }
-            let unseen = std::mem::replace(&mut looked, Instant::now()).elapsed();
+            let unseen = std::mem::replace(&mut checked, Instant::now()).elapsed();
             watch.since += unseen.saturating_sub(UNSEEN_MAX);
             let wrote = self.check_for_writes(watch).await?;
             self.drain().await?;
@@ -437,17 +437,17 @@ impl Syncer {
             if watch.waited > quiet.wait {
                 return Err(watch.refusal());
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_PERIOD).await;
         }
     }
 
-    /// Whether a client has written since the last look, or may have. What was touched is still there to be
+    /// Whether a client has written since the last check, or may have. What was touched is still there to be
     /// transferred.
     pub(super) async fn check_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
-        let mut looks = Vec::new();
+        let mut activities = Vec::new();
         for index in 0..self.sources.len() {
             match self.check_source(index, watch).await {
-                Ok(look) => looks.extend(look),
+                Ok(activity) => activities.extend(activity),
                 Err(error) => {
                     // What it has done meanwhile is unknown.
                     tracing::debug!(%error, "a primary of the source could not be looked at");
@@ -455,27 +455,27 @@ impl Syncer {
                 }
             }
         }
-        if looks.iter().any(|look| !look.is_whole) {
+        if activities.iter().any(|activity| !activity.is_whole) {
             // Only when it is taken it is known whether a touched key is one of ours.
             self.drain().await?;
-            for look in looks.iter_mut().filter(|look| !look.is_whole) {
-                let of_it = |source: &&Source| source.feed.address().to_string() == look.address;
+            for activity in activities.iter_mut().filter(|activity| !activity.is_whole) {
+                let of_it = |source: &&Source| source.feed.address().to_string() == activity.address;
                 let admitted = self.sources.iter().find(of_it).map_or(0, |source| source.admitted);
-                look.writes = (admitted.into(), admitted.into());
+                activity.writes = (admitted.into(), admitted.into());
             }
         }
         // Rounds end in any order.
-        looks.sort_by(|a, b| a.address.cmp(&b.address));
-        let is_first = watch.looks.is_empty();
-        let is_quiet = looks.len() == self.sources.len()
-            && looks.len() == watch.looks.len()
-            && looks.iter().zip(&watch.looks).all(|(now, before)| {
+        activities.sort_by(|a, b| a.address.cmp(&b.address));
+        let is_first = watch.activities.is_empty();
+        let is_quiet = activities.len() == self.sources.len()
+            && activities.len() == watch.activities.len()
+            && activities.iter().zip(&watch.activities).all(|(now, before)| {
                 (&now.address, now.unseen, now.is_whole) == (&before.address, before.unseen, before.is_whole)
                     && now.writes.1 <= before.writes.0
             });
         let is_flushed = self.sources.iter().any(Source::is_broken);
-        watch.is_certain = looks.iter().any(|now| now.shows_writes_since(&watch.looks));
-        watch.looks = looks;
+        watch.is_certain = activities.iter().any(|now| now.shows_writes_since(&watch.activities));
+        watch.activities = activities;
         let wrote = !is_quiet || is_flushed;
         if wrote {
             watch.since = Instant::now();
@@ -486,12 +486,13 @@ impl Syncer {
         Ok(wrote)
     }
 
-    /// Whether a client has certainly written since the last look, and which. What was touched is left alone.
+    /// Whether a client has certainly written since the last check, and which. What was touched is left
+    /// alone.
     pub(super) async fn has_been_written(&mut self, watch: &mut Watch) -> bool {
         let mut has_been = false;
         for index in 0..self.sources.len() {
             let Ok(Some(now)) = self.check_source(index, watch).await else { continue };
-            has_been |= now.shows_writes_since(&watch.looks);
+            has_been |= now.shows_writes_since(&watch.activities);
         }
         if has_been {
             self.name_writers(watch).await;
@@ -510,14 +511,14 @@ impl Syncer {
         }
         let Some((link, _)) = watch.links.get_mut(&address) else { return Ok(None) };
         let is_blind = feed.misses_consumer_groups();
-        for look in 1.. {
+        for attempt in 1.. {
             let before = Counted::ask(link, is_blind).await?;
             if !feed.reach_in(&before.replid, before.offset, REACH_MS).await? {
                 return Ok(None);
             }
             let touches = i128::from(feed.touched().recorded());
             let after = Counted::ask(link, is_blind).await?;
-            if before.reaped != after.reaped && look < LOOKS_MAX {
+            if before.reaped != after.reaped && attempt < READS_MAX {
                 continue;
             }
             watch.is_blind |= is_blind && !after.counts_calls;

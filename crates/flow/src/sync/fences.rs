@@ -129,7 +129,7 @@ impl Left {
     /// As the journal of this name has it, which others cannot open until it is dropped. `None` also if a
     /// process runs that sync, or the journal cannot be read.
     fn in_journal(folder: &Path, name: &str) -> Option<(RedbDocuments, Left)> {
-        let documents = journal::exists(folder, name).then(|| journal::hold(folder, name).ok()).flatten()?;
+        let documents = journal::exists(folder, name).then(|| journal::lock(folder, name).ok()).flatten()?;
         let left = Left::of(&documents)?;
         Some((documents, left))
     }

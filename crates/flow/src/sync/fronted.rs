@@ -46,7 +46,7 @@ use super::syncer::Syncer;
 use super::unseen::Unseen;
 
 /// The share of the pause that is kept to find out which clients write, if that is why it does not end.
-const LOOK_SHARE: f64 = 0.1;
+const NAMES_SHARE: f64 = 0.1;
 
 /// How often what is left is transferred and compared, if no client writes.
 const TRIES_MAX: u32 = 5;
@@ -119,7 +119,7 @@ impl Syncer {
                 }
             },
         };
-        self.turn_back(fence, feeds);
+        self.set_way_back(fence, feeds);
         report.lifted = lift.is_some();
         (report.pause_ms, report.ended) = (stand.held_ms, stand.ended);
         // They are reported, and nothing else: nothing transfers what is written to the source now.
@@ -151,7 +151,7 @@ impl Syncer {
             let left_ms = options.max_pause_ms as f64 * share - stand.held_ms as f64;
             Instant::now() + Duration::from_millis(left_ms as u64)
         };
-        let (late, deadline) = (of_pause(1.0 - FENCE_SHARE - LOOK_SHARE), of_pause(1.0 - FENCE_SHARE));
+        let (late, deadline) = (of_pause(1.0 - FENCE_SHARE - NAMES_SHARE), of_pause(1.0 - FENCE_SHARE));
         let equal = {
             let until_equal = self.until_equal(options, late, watch, chosen);
             tokio::pin!(until_equal);
@@ -262,7 +262,7 @@ impl Syncer {
             }
             Resolved::Switched(stand) => {
                 self.notice("a cutover was interrupted: clients of the front are at the target already");
-                self.turn_back(&fence, Vec::new());
+                self.set_way_back(&fence, Vec::new());
                 let front = FrontReport { clients: stand.clients, ..FrontReport::default() };
                 let (reverse, lifted) = (self.back.is_some(), self.state.lift.is_some());
                 let front = Some(front);
@@ -273,7 +273,7 @@ impl Syncer {
     }
 
     /// The target has taken over: what a sync that leads back begins with, if one was wanted.
-    fn turn_back(&mut self, fence: &WriterFence, feeds: Vec<Feed>) {
+    fn set_way_back(&mut self, fence: &WriterFence, feeds: Vec<Feed>) {
         let positions = self.state.fronted.as_ref().and_then(|fronted| fronted.back.clone());
         self.back =
             positions.map(|positions| Back { positions, fence: fence.clone(), journal: None, _feeds: feeds });

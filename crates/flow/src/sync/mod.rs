@@ -93,15 +93,15 @@ use crate::verify::Settle;
 const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
 
 /// How often both sides are asked how they are.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+const POLL_PERIOD: Duration = Duration::from_secs(1);
 
 /// How often the comparison of a cutover is rehearsed, at the beginning of an epoch, and how long that may
 /// take.
 const REHEARSAL_PERIOD: Duration = Duration::from_secs(60);
 const REHEARSAL_TIME: Duration = Duration::from_secs(1);
 
-/// Every this many looks the primaries of the target are met.
-const LOOKS_PER_MEETING: u32 = 5;
+/// Every this many polls the primaries of the target are met.
+const POLLS_PER_MEETING: u32 = 5;
 
 /// The target has taken over, and the caller that waits for that answer.
 struct TakenOver {
@@ -598,15 +598,15 @@ impl Syncer {
 /// Asks both sides every now and then how they are, and ends the epoch if something is in doubt: something
 /// new, or something from before that had to wait.
 async fn poll_health(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough: CancellationToken) {
-    let mut looks = 0u32;
+    let mut polls = 0u32;
     loop {
-        sleep(LOOK_PERIOD).await;
+        sleep(POLL_PERIOD).await;
         shared.refresh_source().await;
         shared.refresh_target().await;
-        if looks.is_multiple_of(LOOKS_PER_MEETING) {
+        if polls.is_multiple_of(POLLS_PER_MEETING) {
             copy::poll_target(&shared).await;
         }
-        looks = looks.wrapping_add(1);
+        polls = polls.wrapping_add(1);
         for view in status.views() {
             let asked = async {
                 let mut link = shared.source.open(view.feed.address(), 0).await?;

@@ -196,7 +196,7 @@ impl Syncer {
     /// Puts in order what a round cannot deal with. Nothing is under way meanwhile. What could not be gone
     /// through stays in doubt, and comes with the next time.
     pub(super) async fn repair(&mut self) -> Result<()> {
-        let (again, open) = copy::doubtful(&self.shared, &self.seen.0, &self.seen.1).await?;
+        let (again, open) = copy::find_suspects(&self.shared, &self.seen.0, &self.seen.1).await?;
         self.seen = (self.shared.source.topology(), self.shared.target.topology());
         self.suspects = self.suspects.union(&again);
         for source in &self.sources {
@@ -209,7 +209,7 @@ impl Syncer {
             self.suspects = self.suspects.intersection(wanted);
         }
         let ready = self.suspects.difference(&open);
-        self.status.doubtful(self.suspects.len());
+        self.status.suspect_slots(self.suspects.len());
         self.save()?;
         if !ready.is_empty() {
             self.status.phase(SyncPhase::Reconciling);
@@ -218,7 +218,7 @@ impl Syncer {
             }
             self.reconciled_slots += ready.len() as u64;
             self.suspects = self.suspects.difference(&ready);
-            self.status.doubtful(self.suspects.len());
+            self.status.suspect_slots(self.suspects.len());
             self.save()?;
         }
         Ok(())
@@ -259,7 +259,7 @@ async fn list(
             listed.insert(slot, None);
             continue;
         }
-        listed.insert(slot, Some(slot_keys::all_names(&mut link, slot, count).await?));
+        listed.insert(slot, Some(slot_keys::all_names(&mut link, &[(slot, count)]).await?));
     }
     Ok(listed)
 }

@@ -186,7 +186,7 @@ pub struct SyncStatus {
 struct Inner {
     phase: SyncPhase,
     sources: Vec<Arc<SourceView>>,
-    doubtful_slots: usize,
+    suspect_slots: usize,
     failures: Vec<KeyFailure>,
     external: Option<ExternalShown>,
     compare_ms: Option<u64>,
@@ -206,7 +206,7 @@ pub struct SyncShown {
     pub targets: Vec<TargetShown>,
     /// Slots that have to be gone through again: it is not known what changed there, or more was touched than
     /// could be remembered.
-    pub doubtful_slots: usize,
+    pub suspect_slots: usize,
     /// How long a cutover would pause writes now: the longest last round, and the comparison as it was
     /// rehearsed when it began to follow. `cutover --dry-run` measures both. `None` until it follows, and
     /// while a server is silent or slots have to be gone through.
@@ -268,7 +268,7 @@ impl SyncStatus {
             sources,
             targets,
             // Some may be both.
-            doubtful_slots: (inner.doubtful_slots + whole_slots).min(usize::from(Slot::COUNT)),
+            suspect_slots: (inner.suspect_slots + whole_slots).min(usize::from(Slot::COUNT)),
             pause_estimate_ms: inner
                 .compare_ms
                 .filter(|_| all_answer && whole_slots == 0)
@@ -300,8 +300,8 @@ impl SyncStatus {
         self.lock().external = external;
     }
 
-    pub(super) fn doubtful(&self, slots: usize) {
-        self.lock().doubtful_slots = slots;
+    pub(super) fn suspect_slots(&self, slots: usize) {
+        self.lock().suspect_slots = slots;
     }
 
     pub(super) fn compared_within(&self, ms: u64) {

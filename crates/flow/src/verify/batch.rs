@@ -533,12 +533,12 @@ fn same_collection(kind: Option<&KeyType>, source: &[Bytes], target: &[Bytes]) -
 const NO_KEY: i64 = -2;
 
 /// How often a server without `PEXPIRETIME` is asked when a key expires, if its clock goes on meanwhile.
-const LOOKS_MAX: usize = 8;
+const READS_MAX: usize = 8;
 
 /// Asks for type and expiry of `keys`.
 async fn metas(peer: &mut Peer, keys: &[Bytes]) -> Result<Vec<Option<Meta>>> {
     let mut metas = metas_once(peer, keys).await?;
-    for _ in 1..LOOKS_MAX {
+    for _ in 1..READS_MAX {
         let is_unclear =
             |meta: &Option<Meta>| meta.as_ref().and_then(|m| m.expiry).is_some_and(|e| e.from_ms != e.to_ms);
         let unclear: Vec<usize> = (0..keys.len()).filter(|&i| is_unclear(&metas[i])).collect();

@@ -168,7 +168,7 @@ impl Pair {
 
 /// What modules say of a key that is not there.
 fn is_about_no_key(text: &str) -> bool {
-    ["does not exist", "doesn't exist", "not found", "no such key"].iter().any(|said| text.contains(said))
+    ["does not exist", "doesn't exist", "not found", "no such key"].iter().any(|words| text.contains(words))
 }
 
 /// A string; null, if the key is gone, is a shift.

@@ -24,11 +24,11 @@ const OVERLOOKED: &str = "keys in them may have been overlooked";
 const VIEWS_MAX: usize = 8;
 
 /// How long a verification that is stopped asks whether slots have moved.
-const STOPPED_LOOK_MAX: Duration = Duration::from_secs(5);
+const STOPPED_CHECK_MAX: Duration = Duration::from_secs(5);
 
 /// How often to ask where slots are while keys are compared, and how long an answer may take.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
-const LOOK_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Of the source, and of the target.
 type Topologies = (Arc<Topology>, Arc<Topology>);
@@ -44,13 +44,13 @@ impl Run {
             return self.all().await;
         }
         self.while_watched(&before, self.all()).await?;
-        let is_looked_for = self.options.depth != Depth::Counts
+        let is_compared_again = self.options.depth != Depth::Counts
             // A sample by number has no place left for more keys.
             && !matches!(self.options.scope, Scope::SampleKeys(_));
         let mut seen_open = SlotSet::new();
         for round in 0.. {
             let (now, mut moves) = self.moves_since(&before).await?;
-            if is_looked_for {
+            if is_compared_again {
                 let open = [self.open_slots(&self.source).await?, self.open_slots(&self.target).await?];
                 for ((_, slots), open) in moves.iter_mut().zip(open) {
                     // A slot that just stays open was compared with its keys on both nodes.
@@ -62,9 +62,9 @@ impl Run {
             if slots.is_empty() {
                 return Ok(());
             }
-            if !is_looked_for || round == MOVES_FOLLOWED_MAX {
+            if !is_compared_again || round == MOVES_FOLLOWED_MAX {
                 self.note_moves(&moves, OVERLOOKED);
-                self.ledger().unproven_slots = if is_looked_for { slots.len() as u64 } else { 0 };
+                self.ledger().unproven_slots = if is_compared_again { slots.len() as u64 } else { 0 };
                 return Ok(());
             }
             self.give_up_journal()?;
@@ -84,8 +84,8 @@ impl Run {
     /// Notes which slots have moved until a verification was stopped, as far as that is found out at once.
     pub(super) async fn note_moves_at_stop(&self, before: &Topologies) -> Result<()> {
         // Stopping it does not wait for servers that do not answer.
-        let looking = tokio::time::timeout(STOPPED_LOOK_MAX, self.moves_since(before));
-        let moves = match looking.await {
+        let checking = tokio::time::timeout(STOPPED_CHECK_MAX, self.moves_since(before));
+        let moves = match checking.await {
             Ok(Ok((_, moves))) => moves,
             _ => named(std::mem::take(&mut *self.moved.lock())),
         };
@@ -127,7 +127,7 @@ impl Run {
             tokio::time::sleep(WATCH_PERIOD).await;
             // A node that does not answer now is not waited for: another one is asked the next time. Requests
             // do not go by what it says, since which replica is read from must not change all the time.
-            let Ok(Ok(now)) = tokio::time::timeout(LOOK_WITHIN, deployment.topology_now()).await else {
+            let Ok(Ok(now)) = tokio::time::timeout(ANSWER_WITHIN, deployment.topology_now()).await else {
                 continue;
             };
             let moved = self.selected(moved_between(before, &now));

@@ -48,7 +48,7 @@ whimbrel_lab::for_each_engine! {
 /// For what must come about.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 /// Nothing has been said yet that springs the trap.
 const ARMED: u8 = 0;
@@ -131,7 +131,7 @@ async fn carry(
             bytes = &[];
         }
         while state.load(Ordering::SeqCst) == SHUT {
-            sleep(LOOK).await;
+            sleep(POLL_PERIOD).await;
         }
         if is_old && state.load(Ordering::SeqCst) == OPEN || to.write_all(bytes).await.is_err() {
             return;
@@ -145,7 +145,7 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) -> impl Future<Output = ()> 
     async move {
         while !holds() {
             assert!(Instant::now() < deadline, "{caller}: it is never so that {what}");
-            sleep(LOOK).await;
+            sleep(POLL_PERIOD).await;
         }
     }
 }

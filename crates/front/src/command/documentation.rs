@@ -138,7 +138,7 @@ fn described(note: Note) -> &'static str {
         Note::Trait(_) => "the target answers; the source is sent the same",
         Note::Multi => "the target answers; the keys of what is queued move first",
         Note::Watch => "the keys move first, then the target",
-        Note::Exec | Note::Unwatch | Note::Select => "the target answers",
+        Note::Exec | Note::Discard | Note::Unwatch | Note::Select => "the target answers",
         Note::Reset => "the target answers; the connection to the source is made anew",
     }
 }

@@ -1,5 +1,5 @@
-//! What may be done with a command: before keys move, while they do, in front of a cluster, and where the
-//! front presents itself as one.
+//! What may be done with a command: before keys move, while they do, in front of a cluster, where the front
+//! presents itself as one, and where clients share connections.
 
 /// What a command means to the front. What is not in the table is passed on as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +21,10 @@ pub enum Note {
     Trait(Trait),
     /// A transaction begins.
     Multi,
-    /// It ends, with all watches.
+    /// It is carried out and ends, with all watches.
     Exec,
+    /// It ends without being carried out, with all watches.
+    Discard,
     /// Keys are watched.
     Watch,
     /// None is any more.
@@ -156,6 +158,17 @@ pub enum FaceRule {
     KeySlot,
     /// `READONLY`, `READWRITE` and `ASKING`: a client that has one node may always read and write there.
     Agreed,
+}
+
+/// What a command means for a connection that several clients share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharingRule {
+    /// It leaves nothing behind on the connection but what is known anyway.
+    Harmless,
+    /// It leaves something behind: a client that sends it has its own connection from then on.
+    Binds,
+    /// What the connection did last matters for its answer.
+    LooksBack,
 }
 
 pub(super) const TRACKING: &str =

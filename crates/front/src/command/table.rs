@@ -1,6 +1,6 @@
 //! The table of commands that are not simply passed on: for each, how it is treated before keys move, while
-//! they move, in front of a cluster, and
-//! where the front presents itself as a cluster.
+//! they move, in front of a cluster, where the front presents itself as a cluster, and where clients share
+//! connections. Nothing else in the front goes by the names of commands.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use super::by_name::ByName;
 use super::rule::Handling::{self, Noted, Refused, Subscribe};
 use super::rule::{
     ClusterRule, DATABASES, FEED, FaceRule, KeyspaceQuery, MONITOR, Merge, Note, OTHER_SERVER, Rule, SILENT,
-    TRACKING, Trait,
+    SharingRule, TRACKING, Trait,
 };
 
 const LOGIN: Note = Note::Trait(Trait::Login);
@@ -29,10 +29,12 @@ pub struct Row {
     pub clustered: Option<ClusterRule>,
     /// If the front presents itself as a cluster.
     pub face: Option<FaceRule>,
+    /// If clients share connections.
+    pub sharing: Option<SharingRule>,
 }
 
 const fn row(name: &'static str) -> Row {
-    Row { name, plain: None, migrating: None, clustered: None, face: None }
+    Row { name, plain: None, migrating: None, clustered: None, face: None, sharing: None }
 }
 
 impl Row {
@@ -52,9 +54,23 @@ impl Row {
         Row { face: Some(rule), ..self }
     }
 
+    const fn sharing(self, rule: SharingRule) -> Row {
+        Row { sharing: Some(rule), ..self }
+    }
+
     /// What is said about it before keys move.
     pub(crate) fn handling(&self) -> Handling {
         self.plain.unwrap_or(Handling::Passed)
+    }
+
+    /// Whether a client that sends it has its own connection from then on: something of it is open there.
+    pub(crate) fn binds(&self) -> bool {
+        self.sharing == Some(SharingRule::Binds)
+    }
+
+    /// Whether it matters what the connection did last.
+    pub(crate) fn looks_back(&self) -> bool {
+        self.sharing == Some(SharingRule::LooksBack)
     }
 
     /// What is not said of it is as `other` says.
@@ -65,6 +81,7 @@ impl Row {
             migrating: self.migrating.or(other.migrating),
             clustered: self.clustered.or(other.clustered),
             face: self.face.or(other.face),
+            sharing: self.sharing.or(other.sharing),
         }
     }
 }
@@ -74,7 +91,7 @@ impl Row {
 pub(super) const TABLE: &[Row] = &[
     row("MULTI").plain(Noted(Note::Multi)).migrating(Rule::Noted(Note::Multi)).clustered(ClusterRule::Multi),
     row("EXEC").plain(Noted(Note::Exec)).migrating(Rule::Noted(Note::Exec)).clustered(ClusterRule::Exec),
-    row("DISCARD").plain(Noted(Note::Exec)).migrating(Rule::Noted(Note::Exec))
+    row("DISCARD").plain(Noted(Note::Discard)).migrating(Rule::Noted(Note::Discard))
         .clustered(ClusterRule::Discard),
     row("WATCH").plain(Noted(Note::Watch)).migrating(Rule::Noted(Note::Watch)).clustered(ClusterRule::Watch),
     row("UNWATCH").plain(Noted(Note::Unwatch)).migrating(Rule::Noted(Note::Unwatch))
@@ -83,7 +100,7 @@ pub(super) const TABLE: &[Row] = &[
     row("HELLO").plain(Noted(HELLO)).migrating(Rule::Noted(HELLO))
         .clustered(ClusterRule::Noted(Trait::Hello)),
     row("CLIENT SETNAME").plain(Noted(NAME)).migrating(Rule::Noted(NAME))
-        .clustered(ClusterRule::Noted(Trait::Name)),
+        .clustered(ClusterRule::Noted(Trait::Name)).sharing(SharingRule::Harmless),
     row("RESET").plain(Noted(Note::Reset)).migrating(Rule::Noted(Note::Reset)).clustered(ClusterRule::Reset),
     row("SELECT").plain(Noted(Note::Select)).migrating(Rule::Select).clustered(ClusterRule::Select),
     row("SCAN").migrating(Rule::Scan).clustered(ClusterRule::Scan),
@@ -110,8 +127,9 @@ pub(super) const TABLE: &[Row] = &[
     row("LASTSAVE").migrating(Rule::Target),
     row("LOLWUT").migrating(Rule::Target),
     row("QUIT").migrating(Rule::Target).clustered(ClusterRule::Quit),
-    row("WAIT").migrating(Rule::Target).clustered(ClusterRule::Every(Merge::Least)),
-    row("WAITAOF").migrating(Rule::Target),
+    row("WAIT").migrating(Rule::Target).clustered(ClusterRule::Every(Merge::Least))
+        .sharing(SharingRule::LooksBack),
+    row("WAITAOF").migrating(Rule::Target).sharing(SharingRule::LooksBack),
     row("INFO").migrating(Rule::Target),
     row("ROLE").migrating(Rule::Target),
     row("READONLY").migrating(Rule::Target).clustered(ClusterRule::NoCluster).face(FaceRule::Agreed),
@@ -138,23 +156,24 @@ pub(super) const TABLE: &[Row] = &[
     row("ACL LOAD").clustered(ClusterRule::Refused),
     row("ACL SAVE").clustered(ClusterRule::Refused),
     row("ACL *").migrating(Rule::Refused(OTHER_SERVER)),
-    row("CLIENT ID").migrating(Rule::Target),
-    row("CLIENT INFO").migrating(Rule::Target),
-    row("CLIENT LIST").migrating(Rule::Target),
-    row("CLIENT GETNAME").migrating(Rule::Target),
-    row("CLIENT SETINFO").migrating(Rule::Target),
+    row("CLIENT ID").migrating(Rule::Target).sharing(SharingRule::Harmless),
+    row("CLIENT INFO").migrating(Rule::Target).sharing(SharingRule::Harmless),
+    row("CLIENT LIST").migrating(Rule::Target).sharing(SharingRule::Harmless),
+    row("CLIENT GETNAME").migrating(Rule::Target).sharing(SharingRule::Harmless),
+    row("CLIENT SETINFO").migrating(Rule::Target).sharing(SharingRule::Harmless),
+    row("CLIENT HELP").sharing(SharingRule::Harmless),
     row("CLIENT NO-EVICT").migrating(Rule::Target),
     row("CLIENT NO-TOUCH").migrating(Rule::Target),
-    row("CLIENT UNBLOCK").migrating(Rule::Target),
+    row("CLIENT UNBLOCK").migrating(Rule::Target).sharing(SharingRule::Harmless),
     row("CLIENT TRACKINGINFO").migrating(Rule::Target),
     row("CLIENT GETREDIR").migrating(Rule::Target),
     row("CLIENT TRACKING").plain(Refused(TRACKING)),
     row("CLIENT CACHING").plain(Refused(TRACKING)),
     row("CLIENT REPLY").plain(Refused(SILENT)),
-    row("CLIENT KILL").clustered(ClusterRule::Every(Merge::Sum)),
-    row("CLIENT PAUSE").clustered(ClusterRule::Every(Merge::Sum)),
-    row("CLIENT UNPAUSE").clustered(ClusterRule::Every(Merge::Sum)),
-    row("CLIENT *").migrating(Rule::Refused(OTHER_SERVER)),
+    row("CLIENT KILL").clustered(ClusterRule::Every(Merge::Sum)).sharing(SharingRule::Harmless),
+    row("CLIENT PAUSE").clustered(ClusterRule::Every(Merge::Sum)).sharing(SharingRule::Harmless),
+    row("CLIENT UNPAUSE").clustered(ClusterRule::Every(Merge::Sum)).sharing(SharingRule::Harmless),
+    row("CLIENT *").migrating(Rule::Refused(OTHER_SERVER)).sharing(SharingRule::Binds),
     row("FLUSHDB").migrating(Rule::Flush).clustered(ClusterRule::Every(Merge::Sum)),
     row("FLUSHALL").migrating(Rule::Flush).clustered(ClusterRule::Every(Merge::Sum)),
     row("MOVE").migrating(Rule::Refused(DATABASES)),
@@ -302,6 +321,26 @@ mod tests {
         assert_eq!(clustered("CLIENT ID"), None);
         assert_eq!(clustered("GET dbsize"), None);
         assert_eq!(clustered(&format!("GET {}", "x".repeat(100))), None);
+    }
+
+    #[test]
+    fn what_leaves_something_behind_on_a_connection_is_known() {
+        let sharing = |words: &str| {
+            let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
+            find_by_words(&words).sharing
+        };
+        for harmless in
+            ["client id", "CLIENT SETNAME x", "client setinfo lib-name x", "CLIENT KILL ID 3", "CLIENT HELP"]
+        {
+            assert_eq!(sharing(harmless), Some(SharingRule::Harmless), "{harmless}");
+        }
+        for binds in ["client no-touch on", "CLIENT TRACKING on", "CLIENT REPLY off", "CLIENT NEW", "CLIENT"]
+        {
+            assert_eq!(sharing(binds), Some(SharingRule::Binds), "{binds}");
+        }
+        assert_eq!(sharing("wait 1 0"), Some(SharingRule::LooksBack));
+        assert_eq!(sharing("waitaof 1 0 0"), Some(SharingRule::LooksBack));
+        assert_eq!(sharing("GET x"), None);
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Control {
     }
 
     fn held_ms(&self) -> u64 {
-        self.stages.held().map_or(0, |held| u64::try_from(held.as_millis()).unwrap_or(u64::MAX))
+        self.stages.held_for().map_or(0, |held| u64::try_from(held.as_millis()).unwrap_or(u64::MAX))
     }
 
     fn stands(&self, tasks: &Tasks) -> Result<FrontStand> {

@@ -235,7 +235,7 @@ impl Control {
             }
             Step::Reverse => {
                 let migration = self.must_have_moved(&*self.tasks.lock().await)?;
-                let servers = self.servers_to_turn(&migration).await?;
+                let servers = self.servers_to_reverse(&migration).await?;
                 Ok(keyspace(&servers.source).await?.0)
             }
             Step::Finish => {
@@ -371,7 +371,7 @@ impl Control {
             source: self.source.address.to_string(),
             target: self.target.address.to_string(),
             clients: self.shared.counts.clients.load(Ordering::Relaxed),
-            held_ms: self.stages.held().map(|held| u64::try_from(held.as_millis()).unwrap_or(u64::MAX)),
+            held_ms: self.stages.held_for().map(|held| u64::try_from(held.as_millis()).unwrap_or(u64::MAX)),
             moving,
         }
     }

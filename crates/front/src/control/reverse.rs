@@ -36,7 +36,7 @@ impl Control {
     /// `Options` if no keys have moved, `Unfit` if these servers cannot be served from like this; `Own` if
     /// the state cannot be written. Then everything is as before, but clients may have been disconnected.
     pub async fn reverse(&self) -> Result<()> {
-        self.turn_around(false).await
+        self.reverse_direction(false).await
     }
 
     /// As [`Control::reverse`], and [`Control::pause`] at once: only keys that commands need move.
@@ -44,7 +44,7 @@ impl Control {
     /// # Errors
     /// As [`Control::reverse`].
     pub async fn reverse_paused(&self) -> Result<()> {
-        self.turn_around(true).await
+        self.reverse_direction(true).await
     }
 
     /// What keys move or have moved with, if they can move back.
@@ -63,7 +63,7 @@ impl Control {
     }
 
     /// What keys would be moved back with. Changes nothing.
-    pub(super) async fn servers_to_turn(&self, migration: &MigrationState) -> Result<Servers> {
+    pub(super) async fn servers_to_reverse(&self, migration: &MigrationState) -> Result<Servers> {
         rebuilt(migration).await?;
         let (from, to) =
             Direction::after(migration.reversals + 1).ordered(self.source.clone(), self.target.clone());
@@ -75,11 +75,11 @@ impl Control {
         Ok(servers)
     }
 
-    async fn turn_around(&self, paused: bool) -> Result<()> {
+    async fn reverse_direction(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
         let migration = self.must_have_moved(&tasks)?;
-        let servers = self.servers_to_turn(&migration).await?;
+        let servers = self.servers_to_reverse(&migration).await?;
         let (next, moves) = MigrationState::new(servers, migration.reversals + 1, self.wait, true);
         next.paused.send_replace(paused);
         // Moves that are under way end, and others do not begin. Clients go on meanwhile.
@@ -91,7 +91,7 @@ impl Control {
             phase: if migration.is_done() { Phase::Done } else { Phase::Moving },
             reversals: migration.reversals,
         };
-        if let Err(error) = self.go_round(&migration, &next, before).await {
+        if let Err(error) = self.write_reversal(&migration, &next, before).await {
             next.ready.send_replace(Ready::Never);
             self.stages.undo(Some(migration.clone()));
             if !migration.is_done() {
@@ -115,7 +115,7 @@ impl Control {
     }
 
     /// Has clients come to rest, and writes down the turn.
-    async fn go_round(
+    async fn write_reversal(
         &self,
         migration: &MigrationState,
         next: &Arc<MigrationState>,

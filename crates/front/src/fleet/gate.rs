@@ -31,7 +31,7 @@ pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;
 const FOLLOW_PAUSE: Duration = Duration::from_millis(20);
 
 /// How often to check whether there is a lease again.
-const LEASE_LOOK: Duration = Duration::from_millis(50);
+const LEASE_POLL: Duration = Duration::from_millis(50);
 
 /// A member that has left goes on redirecting clients until none has asked for this long.
 const LINGER: Duration = Duration::from_secs(2);
@@ -228,10 +228,10 @@ impl Gate {
             let life = self.view.member();
             let left = self.view.lease_left();
             if left.is_zero() || life.is_none() {
-                sleep(LEASE_LOOK).await;
+                sleep(LEASE_POLL).await;
                 continue;
             }
-            sleep(left.min(LEASE_LOOK)).await;
+            sleep(left.min(LEASE_POLL)).await;
             if self.view.lease_left().is_zero() || self.view.member() != life {
                 let mut lapse = self.lapse.lock();
                 std::mem::take(&mut *lapse).cancel();

@@ -171,8 +171,8 @@ pub(crate) async fn carry_all(
         }
     }
     if together(are_one.0, there.len()) && remove_together(source, &there).await? {
-        let home = there.into_iter().map(|state| (state.key, Attempt::Ended(Carried::Arrived)));
-        attempts.extend(home);
+        let arrived = there.into_iter().map(|state| (state.key, Attempt::Ended(Carried::Arrived)));
+        attempts.extend(arrived);
         return Ok(attempts);
     }
     let outcomes = write_all(source, if_absent, &there).await?;

@@ -7,11 +7,11 @@
 use serde::Serialize;
 
 /// Room for the number of reversals in a cursor of `SCAN`.
-pub(crate) const TURN_BITS: u32 = 4;
+pub(crate) const REVERSALS_BITS: u32 = 4;
 
 /// How often the direction can be reversed. The number of a turn must not come round again, or a cursor that
 /// a client still holds would be mistaken for one of the present turn, and its iteration miss keys.
-pub const REVERSALS_MAX: u32 = (1 << TURN_BITS) - 1;
+pub const REVERSALS_MAX: u32 = (1 << REVERSALS_BITS) - 1;
 
 /// Which of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
 use crate::command::rule::KeyspaceQuery;
-use crate::migrate::direction::{Side, TURN_BITS};
+use crate::migrate::direction::{REVERSALS_BITS, Side};
 use crate::migrate::staging::is_hidden;
 use crate::migrate::state::MigrationState;
 use crate::pipe::frame::{change_cursor, one_line};
@@ -23,9 +23,10 @@ use whimbrel_flow::large::staging_key;
 /// count that far.
 const TARGET_PHASE: u64 = 1 << 52;
 
-/// Below that is the number of the turn. A cursor of another one says nothing of what is at which server now.
-const TURN_SHIFT: u32 = 52 - TURN_BITS;
-const TURN: u64 = ((1 << TURN_BITS) - 1) << TURN_SHIFT;
+/// Below that is the number of reversals. A cursor with another one says nothing of what is at which server
+/// now.
+const REVERSALS_SHIFT: u32 = 52 - REVERSALS_BITS;
+const REVERSALS: u64 = ((1 << REVERSALS_BITS) - 1) << REVERSALS_SHIFT;
 
 /// The part of an iteration over all keys that one of the servers gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,12 +47,12 @@ const GATE_WAIT: Duration = Duration::from_secs(1);
 pub(crate) fn resume(cursor: &[u8], reversals: u32, is_done: bool) -> Option<(ScanPhase, u64)> {
     let cursor: u64 = std::str::from_utf8(cursor).ok()?.parse().ok()?;
     let at = |side| ScanPhase { side, reversals };
-    let is_present = (cursor & TURN) >> TURN_SHIFT == u64::from(reversals);
+    let is_present = (cursor & REVERSALS) >> REVERSALS_SHIFT == u64::from(reversals);
     match cursor & TARGET_PHASE {
-        TARGET_PHASE if is_present => Some((at(Side::Target), cursor & !(TARGET_PHASE | TURN))),
+        TARGET_PHASE if is_present => Some((at(Side::Target), cursor & !(TARGET_PHASE | REVERSALS))),
         // The source is empty: what it had is at the target, which has not been iterated yet.
         _ if is_done => Some((at(Side::Target), 0)),
-        0 if is_present => Some((at(Side::Source), cursor & !TURN)),
+        0 if is_present => Some((at(Side::Source), cursor & !REVERSALS)),
         // Keys have moved the other way since, past this cursor or not: it begins anew.
         _ => Some((at(Side::Source), 0)),
     }
@@ -60,13 +61,13 @@ pub(crate) fn resume(cursor: &[u8], reversals: u32, is_done: bool) -> Option<(Sc
 /// The reply of a server to `SCAN`, with the cursor that the client has to come back with. An error is as it
 /// was.
 pub(crate) fn with_cursor(phase: ScanPhase, reply: &[u8]) -> Vec<u8> {
-    let turn = u64::from(phase.reversals) << TURN_SHIFT;
+    let reversals = u64::from(phase.reversals) << REVERSALS_SHIFT;
     let cursor_for = |cursor| {
         Some(match (phase.side, cursor) {
             (Side::Target, 0) => 0,
-            (Side::Target, cursor) => cursor | TARGET_PHASE | turn,
-            (Side::Source, 0) => TARGET_PHASE | turn,
-            (Side::Source, cursor) => cursor | turn,
+            (Side::Target, cursor) => cursor | TARGET_PHASE | reversals,
+            (Side::Source, 0) => TARGET_PHASE | reversals,
+            (Side::Source, cursor) => cursor | reversals,
         })
     };
     change_cursor(reply, cursor_for).unwrap_or_else(|| reply.to_vec())

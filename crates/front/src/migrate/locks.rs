@@ -22,7 +22,7 @@ use tokio::time::sleep;
 const PARTS: usize = 64;
 
 /// Reads take hardly longer.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const POLL_PERIOD: Duration = Duration::from_millis(1);
 
 /// What came of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl Closed<'_> {
     /// Waits until no read is under way.
     pub async fn emptied(&self) {
         while self.0.reads.load(Ordering::SeqCst) > 0 {
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_PERIOD).await;
         }
     }
 }
@@ -388,7 +388,7 @@ mod tests {
         let reader = locks.try_share(&K).expect("free");
         let closed = locks.close();
         assert!(locks.try_share(&K).is_none() && locks.visit().is_none());
-        assert!(tokio::time::timeout(LOOK_AGAIN * 5, closed.emptied()).await.is_err(), "it is still read");
+        assert!(tokio::time::timeout(POLL_PERIOD * 5, closed.emptied()).await.is_err(), "it is still read");
         drop(reader);
         closed.emptied().await;
         drop(closed);

@@ -155,7 +155,7 @@ impl Stages {
     }
 
     /// For how long clients have been held; `None` if they are not.
-    pub(crate) fn held(&self) -> Option<Duration> {
+    pub(crate) fn held_for(&self) -> Option<Duration> {
         self.stage().held_since.map(|since| since.elapsed())
     }
 

@@ -221,7 +221,7 @@ impl MigrationState {
     }
 
     /// A key is home. Its lock is held.
-    pub(crate) fn note_home(&self, key: &[u8]) {
+    pub(crate) fn note_moved(&self, key: &[u8]) {
         let hash = self.hash(key);
         self.arrived.insert(key, hash);
         self.known[hash as usize % KNOWN_MAX].store(hash, Ordering::Release);

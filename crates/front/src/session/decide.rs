@@ -194,7 +194,7 @@ impl Session {
                 return self.refuse(moving, extent, error);
             }
         }
-        if name.eq_ignore_ascii_case(b"WATCH") {
+        if find(name, second).migrating == Some(Rule::Noted(Note::Watch)) {
             moving.transaction.watch();
         }
         let plan = match migration.is_done() {
@@ -275,10 +275,10 @@ impl Session {
                 };
                 // With more words the server refuses it, and nothing ends; but any EXEC ends a transaction.
                 let is_alone = words.len() == 1;
-                let is_exec = name.eq_ignore_ascii_case(b"EXEC");
                 match note {
                     Note::Multi => moving.transaction.begin(),
-                    Note::Exec if is_alone || is_exec => moving.transaction.end(),
+                    Note::Exec => moving.transaction.end(),
+                    Note::Discard if is_alone => moving.transaction.end(),
                     Note::Reset if is_alone => moving.transaction.reset(),
                     Note::Unwatch if is_alone => moving.transaction.unwatch(),
                     _ => {}

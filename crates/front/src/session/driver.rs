@@ -135,7 +135,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.session.tick(Instant::now());
-        if !self.is_heeding(cx) {
+        if !self.may_go_on(cx) {
             return Poll::Ready(());
         }
         loop {
@@ -147,7 +147,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
                 }
                 Ok(false) if self.session.is_quiet() && self.is_called_on(cx) => {
                     // Clients may be held again already: nothing is taken before that is known.
-                    if !self.go_over() || !self.is_heeding(cx) {
+                    if !self.go_over() || !self.may_go_on(cx) {
                         return Poll::Ready(());
                     }
                 }
@@ -162,7 +162,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
     }
 
     /// Comes to rest if it is called; false if it has to end.
-    fn is_heeding(&mut self, cx: &mut Context<'_>) -> bool {
+    fn may_go_on(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(call) = &mut self.call else { return true };
         if !call.is_called(cx) {
             return true;

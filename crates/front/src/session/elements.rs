@@ -5,6 +5,8 @@
 //! the turn, as with `SCAN`. One without it came from the source, or from another turn, so an iteration that
 //! comes to the target with it begins there anew: elements may be given twice, none is missed.
 
+use crate::command::rule::Rule;
+use crate::command::table::find;
 use crate::migrate::direction::Side;
 use crate::migrate::keyspace::{ScanPhase, resume};
 
@@ -14,9 +16,7 @@ pub(super) const NOT_BOUND: &str =
 
 /// Whether a command of this name has such cursors.
 pub(super) fn iterates(name: &[u8]) -> bool {
-    name.len() == 5
-        && name[1..].eq_ignore_ascii_case(b"SCAN")
-        && matches!(name[0].to_ascii_uppercase(), b'H' | b'S' | b'Z')
+    find(name, None).migrating == Some(Rule::Elements)
 }
 
 /// What a client comes with.

@@ -86,7 +86,7 @@ impl Session {
                     if let Some(sharing) = self.mode.sharing_mut() {
                         sharing.note_reply(first.as_ref(), kind);
                     }
-                    let said = match first {
+                    let own = match first {
                         None | Some(Due::Reply) => None,
                         Some(Due::Special(special)) => {
                             let face = self.face.as_deref();
@@ -98,11 +98,11 @@ impl Session {
                             noted.reply(*special, kind, face)
                         }
                     };
-                    if said.is_some() || is_own(self.due.front()) {
+                    if own.is_some() || is_own(self.due.front()) {
                         self.to_client.extend_from_slice(&wire.from.as_slice()[..passed]);
                         wire.from.advance(passed);
                         passed = 0;
-                        self.to_client.extend_from_slice(&said.unwrap_or_default());
+                        self.to_client.extend_from_slice(&own.unwrap_or_default());
                         while let Some(reply) = next_own(&mut self.due) {
                             self.to_client.extend_from_slice(&reply);
                         }
@@ -124,12 +124,12 @@ impl Session {
             Link::Connecting => matches!(self.mode, Mode::Moving(_)),
             Link::Lost => true,
         };
-        let mut said = false;
+        let mut moved = false;
         while is_between && let Some(reply) = next_own(&mut self.due) {
             self.to_client.extend_from_slice(&reply);
-            said = true;
+            moved = true;
         }
-        said
+        moved
     }
 }
 

@@ -28,7 +28,7 @@ impl Session {
             (Note::Select, _) => Special::Changed(Change::Select(is_first)),
             (Note::Multi, _) => Special::Changed(Change::Multi),
             (Note::Watch, _) => Special::Changed(Change::Watch),
-            (Note::Exec, _) => Special::Changed(Change::TransactionEnds),
+            (Note::Exec | Note::Discard, _) => Special::Changed(Change::TransactionEnds),
             (Note::Unwatch, _) => Special::Changed(Change::Unwatch),
         };
         self.owe(Due::Special(Box::new(special)));

@@ -11,7 +11,8 @@ use super::due::{Due, Special};
 use super::link::{Kind, Link};
 use super::sharing::Route;
 use super::state::{Action, Mode, Session};
-use crate::upstream::shared::{MARK, SHARED_BYTES_MAX, binds, looks_back};
+use crate::command::table::find;
+use crate::upstream::shared::{MARK, SHARED_BYTES_MAX};
 
 impl Session {
     /// Where the next request in the inbox goes. `len` is its length, if it has arrived as a whole.
@@ -20,14 +21,15 @@ impl Session {
         let rest = &self.inbox[taken..];
         let word = |i: usize| self.requests.args().get(i).and_then(|range| rest.get(range.clone()));
         let name = word(0).unwrap_or_default();
-        sharing.is_alone |= binds(name, word(1));
+        let row = find(name, word(1));
+        sharing.is_alone |= row.binds();
         let is_countable = !self.is_subscribed && plain.is_portable();
         let may_share = sharing.is_let_in && !sharing.is_alone && is_countable;
         match len {
             Some(len) if may_share && len <= SHARED_BYTES_MAX && sharing.connections.takes(name) => {
                 Route::Shared
             }
-            _ if looks_back(name) => Route::Marked,
+            _ if row.looks_back() => Route::Marked,
             _ => Route::Own,
         }
     }

@@ -436,7 +436,7 @@ fn actions(session: &mut Session) -> Vec<String> {
 fn while_keys_move_a_request_waits_for_its_keys_and_those_after_it_with_it() {
     for kind in KINDS {
         let (migration, _moves) = migration();
-        migration.note_home(b"home");
+        migration.note_moved(b"home");
         let mode = Mode::Moving(Box::new(Moving::new(migration)));
         let mut session = Session::new(mode, None, true);
         let (mut source, mut target, mut got) = (Server::new(), Server::new(), Vec::new());

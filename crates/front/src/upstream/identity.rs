@@ -123,8 +123,8 @@ impl Identity {
         address: &Address,
         limit: Duration,
     ) -> Result<T> {
-        let said = async { self.announce(opening.await?, endpoint, address).await };
-        timeout(limit, said).await.unwrap_or_else(|_| Err(in_vain(endpoint, address)))
+        let announced = async { self.announce(opening.await?, endpoint, address).await };
+        timeout(limit, announced).await.unwrap_or_else(|_| Err(in_vain(endpoint, address)))
     }
 
     async fn announce<T: AsyncRead + AsyncWrite + Unpin>(

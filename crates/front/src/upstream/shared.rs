@@ -64,7 +64,7 @@ const POOL_BYTES_MAX: usize = 64 << 20;
 const EACH_BORROWS_MAX: usize = POOL_BYTES_MAX / 2;
 
 /// How often to check whether there is room, while all wait for that: others may make it.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 /// How long clients may keep others waiting with replies that they do not take.
 const STALL: Duration = Duration::from_secs(1);
@@ -87,12 +87,6 @@ pub(crate) const AT_ONCE_BYTES_MAX: usize = 256 << 10;
 /// Has the server note how far it is, for `WAIT`, which waits for what was written before the last command of
 /// its connection. Without words it changes nothing, and every user may say it.
 pub(crate) const MARK: &[u8] = b"*1\r\n$5\r\nHELLO\r\n";
-
-/// What `CLIENT` is followed by that leaves nothing behind on the connection but what is known anyway.
-const HARMLESS: [&[u8]; 11] = [
-    b"ID", b"INFO", b"LIST", b"GETNAME", b"SETNAME", b"SETINFO", b"KILL", b"PAUSE", b"UNPAUSE", b"UNBLOCK",
-    b"HELP",
-];
 
 /// Shared connections that a session may have a handle to, by where they lead and whose login they use.
 type Open = HashMap<(Address, Identity), Vec<Weak<SharedConnection>>>;
@@ -188,17 +182,6 @@ pub(crate) struct Handle {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock()
-}
-
-/// Whether a client that says this has its own connection from then on: something of it is open there.
-pub(crate) fn binds(name: &[u8], second: Option<&[u8]>) -> bool {
-    let is_harmless = |second: &[u8]| HARMLESS.iter().any(|word| second.eq_ignore_ascii_case(word));
-    name.eq_ignore_ascii_case(b"CLIENT") && !second.is_some_and(is_harmless)
-}
-
-/// Whether it matters what the connection did last.
-pub(crate) fn looks_back(name: &[u8]) -> bool {
-    name.eq_ignore_ascii_case(b"WAIT") || name.eq_ignore_ascii_case(b"WAITAOF")
 }
 
 impl SharedConnections {
@@ -497,7 +480,7 @@ struct Full {
     sinks: Vec<Arc<ReplySink>>,
     since: Instant,
     until: Instant,
-    next_look: Pin<Box<Sleep>>,
+    next_poll: Pin<Box<Sleep>>,
 }
 
 /// How long all may be kept waiting: [`STALL`], less what has been used of it lately.
@@ -624,10 +607,10 @@ impl Task {
             if full.sinks.is_empty() || Instant::now() >= full.until {
                 break;
             }
-            if full.next_look.as_mut().poll(cx).is_pending() {
+            if full.next_poll.as_mut().poll(cx).is_pending() {
                 return true;
             }
-            full.next_look.as_mut().reset((Instant::now() + LOOK_EVERY).min(full.until));
+            full.next_poll.as_mut().reset((Instant::now() + POLL_PERIOD).min(full.until));
         }
         for sink in &full.sinks {
             tracing::info!("a client that does not take in its replies is let go");
@@ -682,7 +665,7 @@ impl Task {
         let now = Instant::now();
         let full = self.full.get_or_insert_with(|| {
             let until = now + self.patience.left(now);
-            Full { sinks: Vec::new(), since: now, until, next_look: Box::pin(sleep(LOOK_EVERY)) }
+            Full { sinks: Vec::new(), since: now, until, next_poll: Box::pin(sleep(POLL_PERIOD)) }
         });
         if !full.sinks.iter().any(|full| Arc::ptr_eq(full, &sink)) {
             full.sinks.push(sink);

@@ -137,12 +137,12 @@ impl Between {
     /// After one that died in this phase.
     #[track_caller]
     pub fn after(phase: Phase, source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
-        Between::turned(0, phase, source, target)
+        Between::reversed(0, phase, source, target)
     }
 
     /// After one that died in this phase, when the direction had been turned so often.
     #[track_caller]
-    pub fn turned(
+    pub fn reversed(
         reversals: u32,
         phase: Phase,
         source: &impl AsUpstream,
@@ -398,9 +398,9 @@ pub fn in_own_process(test: &str) -> bool {
     let output =
         std::process::Command::new(program).args(["--exact", test, "--nocapture"]).env(OWN, "1").output();
     let output = output.expect("it runs once more");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("1 passed"), "there is no test {test}: {said}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(printed.contains("1 passed"), "there is no test {test}: {printed}");
     true
 }
 

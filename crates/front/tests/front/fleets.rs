@@ -104,7 +104,7 @@ impl Fleet {
     }
 
     /// Requests that are under way at all members, and keep their slots.
-    pub fn held(&self) -> u64 {
+    pub fn held_requests(&self) -> u64 {
         self.status().members.iter().map(|member| member.held).sum()
     }
 }

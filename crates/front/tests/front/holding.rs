@@ -181,12 +181,12 @@ fn the_front_goes_to_and_fro_and_starts_where_it_was() {
         assert_eq!(between.stand(), Stand { phase: Phase::Done, reversals: 1 });
     }
     for (reversals, value) in [(0, "target"), (1, "source")] {
-        let between = Between::turned(reversals, Phase::Done, &source, &target);
+        let between = Between::reversed(reversals, Phase::Done, &source, &target);
         let mut client = between.client();
         client.ask(&["GET", "k"], "$6\r\n");
         client.expect(format!("{value}\r\n").as_bytes());
     }
-    let between = Between::turned(REVERSALS_MAX, Phase::Done, &source, &target);
+    let between = Between::reversed(REVERSALS_MAX, Phase::Done, &source, &target);
     let refused = refusal(&between, FrontOrder::Hold(order(&source, &target, LONG_MS)));
     assert!(refused.contains("to and fro"), "{refused}");
 }

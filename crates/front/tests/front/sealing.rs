@@ -23,7 +23,7 @@ fn moves_nevertheless(something: impl FnOnce(&mut Client)) {
     let [owner, other] = fleet.pair(&backend, LEAVE_PATIENCE, "k");
     let mut client = owner.client();
     something(&mut client);
-    wait_until("it is under way", || fleet.held() > 0);
+    wait_until("it is under way", || fleet.held_requests() > 0);
     assert!(owner.leaves(), "a slot stays");
     // What others wait for.
     other.client().ask(&["SET", "k", "v"], "+OK\r\n");

@@ -152,7 +152,7 @@ impl Keys {
 
     /// How often a key was written, by the reply to [`read`](Self::read); `None` if it makes no sense: the
     /// key is missing, or a list lacks an entry or has one twice.
-    pub fn turns(self, number: u64, reply: Value) -> Option<u64> {
+    pub fn times_written(self, number: u64, reply: Value) -> Option<u64> {
         if self.kind(number) != Kind::Log {
             return redis::from_redis_value(reply).ok();
         }
@@ -191,21 +191,21 @@ mod tests {
         let mut read =
             |number: u64| -> Value { keys.read(number).query(&mut connection).expect("it answers") };
         assert!((500..600).all(|number| !keys.is_right(number, &read(number))), "nothing is there yet");
-        assert!((0..40).all(|number| keys.turns(number, read(number)).is_none()));
+        assert!((0..40).all(|number| keys.times_written(number, read(number)).is_none()));
         let mut connection = server.connection();
         for number in (0..40).chain(500..600) {
             keys.create(number).exec(&mut connection).expect("it is created");
         }
         assert!((500..600).all(|number| keys.is_right(number, &read(number))));
-        assert!((0..40).all(|number| keys.turns(number, read(number)) == Some(0)));
+        assert!((0..40).all(|number| keys.times_written(number, read(number)) == Some(0)));
         for turn in 1..=3 {
             for number in 0..40 {
                 keys.write(number, turn).exec(&mut connection).expect("it is written");
             }
         }
-        assert!((0..40).all(|number| keys.turns(number, read(number)) == Some(3)));
+        assert!((0..40).all(|number| keys.times_written(number, read(number)) == Some(3)));
         // The number of a list: one entry came twice.
         keys.write(24, 3).exec(&mut connection).expect("it is written");
-        assert_eq!(keys.turns(24, read(24)), None);
+        assert_eq!(keys.times_written(24, read(24)), None);
     }
 }

@@ -8,7 +8,7 @@ use super::world::{Bug, MEMBERS, Machines, Mail, NONE, PARTITIONS, STEADY_TICKS,
 const ROUNDS: usize = 30;
 
 /// Nobody has so much to say at one time: an answer to an answer, a dozen times.
-const TURNS: usize = 60;
+const EXCHANGES_MAX: usize = 60;
 
 impl Machines {
     /// Lets the world go on without further trouble; says what is wrong where it does not come to rest.
@@ -34,8 +34,8 @@ impl Machines {
                 world.mail = self.mails.number(mail);
             }
             self.tick(&mut world, None);
-            for turn in 0.. {
-                if turn == TURNS {
+            for exchange in 0.. {
+                if exchange == EXCHANGES_MAX {
                     return Some("they never stop talking".to_owned());
                 }
                 let mail = self.mails.get(world.mail).clone();

@@ -15,7 +15,7 @@ const LIMITS: Limits = Limits {
 /// By chance: leases run out several times, and several processes die.
 const FAR: Limits = Limits { faults: 3, ticks: 9, reports_deaths: true, ..LIMITS };
 
-fn said(name: &str, report: &Report) {
+fn print_report(name: &str, report: &Report) {
     println!(
         "{name}: {} states, {} steps, {:?} states of machines, {} came to rest",
         report.states, report.steps, report.machines, report.settled
@@ -26,7 +26,7 @@ fn said(name: &str, report: &Report) {
 fn nothing_is_found_in_any_state() {
     for (faults, ticks, expected) in [(0, 2, 200_000), (2, 1, 100_000)] {
         let report = explore(None, Limits { faults, ticks, states_max: usize::MAX, ..LIMITS });
-        said("all states", &report);
+        print_report("all states", &report);
         if let Some(found) = report.found {
             panic!("{found}");
         }
@@ -37,7 +37,7 @@ fn nothing_is_found_in_any_state() {
 #[test]
 fn nothing_is_found_in_the_nearest_states() {
     let report = explore(None, LIMITS);
-    said("the nearest states", &report);
+    print_report("the nearest states", &report);
     if let Some(found) = report.found {
         panic!("{found}");
     }
@@ -47,7 +47,7 @@ fn nothing_is_found_in_the_nearest_states() {
 fn nothing_is_found_on_long_ways() {
     for copies in [1, 2] {
         let report = wander(None, Walks { count: 1_000, steps: 150, limits: Limits { copies, ..FAR } });
-        said("long ways", &report);
+        print_report("long ways", &report);
         if let Some(found) = report.found {
             panic!("{found}");
         }
@@ -59,7 +59,7 @@ fn nothing_is_found_where_deaths_are_reported_and_others_stand_by() {
     for copies in [1, 2] {
         let limits = Limits { copies, reports_deaths: true, states_max: 150_000, ..LIMITS };
         let report = explore(None, limits);
-        said("the nearest states with deaths reported", &report);
+        print_report("the nearest states with deaths reported", &report);
         if let Some(found) = report.found {
             panic!("{found}");
         }
@@ -70,7 +70,7 @@ fn nothing_is_found_where_deaths_are_reported_and_others_stand_by() {
 fn nothing_is_found_further_away() {
     for (faults, ticks) in [(1, 2), (0, 3), (2, 2)] {
         let report = explore(None, Limits { faults, ticks, states_max: 3_000_000, ..LIMITS });
-        said("further away", &report);
+        print_report("further away", &report);
         if let Some(found) = report.found {
             panic!("{found}");
         }

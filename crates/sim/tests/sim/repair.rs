@@ -14,7 +14,7 @@ const REPLICA: Shape = Shape { primaries: 2, replicas: 1, slots: 1, keys: 2, sil
 /// Two slots on two of them.
 const SLOTS: Shape = Shape { primaries: 2, replicas: 0, slots: 2, keys: 1, silent: None };
 
-fn said(name: &str, report: &Report) {
+fn print_report(name: &str, report: &Report) {
     println!(
         "{name}: {} states, {} of them to begin with, {} interruptions, by rounds {:?}",
         report.states, report.roots, report.steps, report.rounds
@@ -23,7 +23,7 @@ fn said(name: &str, report: &Report) {
 
 fn nothing_is_found(name: &str, shape: Shape, expected: usize) {
     let report = explore(None, shape);
-    said(name, &report);
+    print_report(name, &report);
     if let Some(found) = report.found {
         panic!("{found}");
     }

@@ -38,7 +38,7 @@ const ERROR_PAUSE: Duration = Duration::from_millis(10);
 /// process waiting, or what is answered after all is lost with a server that a test kills.
 const HOLD_PATIENCE: Duration = Duration::from_secs(2);
 /// And how often it is looked at least: where the whole machine stood still, nobody could answer meanwhile.
-const HOLD_LOOKS_MIN: u32 = 300;
+const HOLD_POLLS_MIN: u32 = 300;
 /// Commands of a subject that are remembered, to be shown if it turns out wrong.
 const PAST_KEPT: usize = 24;
 /// Subjects that one client gives up in favour of new ones, at most.
@@ -180,11 +180,11 @@ impl ClusterWriters {
     pub fn hold(&self) -> PausedWriters<'_> {
         self.shared.held.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + HOLD_PATIENCE;
-        let mut looks = 0;
+        let mut polls = 0;
         while self.shared.under_way.load(Ordering::SeqCst) > 0
-            && (Instant::now() < deadline || looks < HOLD_LOOKS_MIN)
+            && (Instant::now() < deadline || polls < HOLD_POLLS_MIN)
         {
-            looks += 1;
+            polls += 1;
             thread::sleep(Duration::from_millis(1));
         }
         PausedWriters(&self.shared)

@@ -1,4 +1,4 @@
-//! Sends single commands and distinguishes refusals from doubt.
+//! Sends single commands and distinguishes refusals from unknown outcomes.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -173,7 +173,7 @@ pub struct Record {
     pub refused: u64,
     /// Writes without an answer.
     pub unknown: u64,
-    /// Some of the reasons for refusals and doubts.
+    /// Some of the reasons for refusals and unknown outcomes.
     pub refusals: Vec<String>,
     db: i64,
     entries: Vec<Entry>,

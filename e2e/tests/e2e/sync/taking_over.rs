@@ -327,8 +327,8 @@ fn a_sync_that_is_stopped_is_given_up() {
     wait_until_following(&mut sync);
     sync.suspend();
     let given_up = job.cutover(&["--fence", "acl", "--yes", "--max-pause", "5s"]).expect_code(1);
-    let said = format!("{}{}", given_up.stdout, given_up.stderr);
-    assert!(said.contains("is stopped or hangs"), "{given_up:#?}");
+    let printed = format!("{}{}", given_up.stdout, given_up.stderr);
+    assert!(printed.contains("is stopped or hangs"), "{given_up:#?}");
     sync.resume();
     // Right after it goes on it may not have heard of the servers yet.
     wait_until("it answers again", || {

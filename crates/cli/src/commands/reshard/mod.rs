@@ -151,8 +151,8 @@ async fn try_command(
     }
     let store = Store::new(&state_dir(moving.state_dir.as_deref())?);
     let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
-    let cuts = plan.cuts(&deployment, &situation, &settings).await?;
-    let jobs = service::prepare(&store, &deployment, (&plan.moves, cuts), &settings, keys_of).await?;
+    let handovers = plan.handovers(&deployment, &situation, &settings).await?;
+    let jobs = service::prepare(&store, &deployment, (&plan.moves, handovers), &settings, keys_of).await?;
     *begun = true;
     let jobs = jobs.into_iter().map(|job| job.with_hooks(&hooks)).collect();
     run_begun(&deployment, jobs, &moving.show, stop).await

@@ -161,21 +161,21 @@ async fn there_and_back(
 ) -> Result<SyncReport> {
     let (store, mut direction) = (Store::new(folder), Direction::Forth);
     while let Some(mut from) = back.take() {
-        direction = direction.turned();
+        direction = direction.reversed();
         let (source, target) = direction.probe(args, stop).await?;
         let sides = [&*source.endpoint, &*target.endpoint];
         let place = direction.place(args, folder, sides);
-        options.way_back = Some(direction.turned().place(args, folder, [sides[1], sides[0]]));
+        options.way_back = Some(direction.reversed().place(args, folder, [sides[1], sides[0]]));
         for pair in &mut options.copy.dbs {
             *pair = DbPair { source: pair.target, target: pair.source };
         }
         options.copy.job = job_of(&place.description);
         (options.sweep_first, options.once) = (false, false);
         options.fence_file = FenceNote::file_of(folder, &place.name);
-        let turned = direction.again(&source, &target);
-        *again = Some(turned.clone());
+        let command = direction.again(&source, &target);
+        *again = Some(command.clone());
         if !args.show.quiet {
-            print_back(args, &place.name, (&source, &target), &turned);
+            print_back(args, &place.name, (&source, &target), &command);
         }
         let status = Arc::new(SyncStatus::default());
         // The cutover is done: a full disk must not cost the way back.
@@ -185,7 +185,7 @@ async fn there_and_back(
             name: &place.name,
             // The cutover is done: another job that took the name meanwhile must not cost the way back.
             given: args.job.name.as_ref().filter(|it| store.refuse_taken([it], &place.name).is_ok()),
-            again: (&turned, again::of_description(Kind::Sync, &place.description)),
+            again: (&command, again::of_description(Kind::Sync, &place.description)),
             is_resumed: false,
             current,
             hooks,
@@ -301,7 +301,8 @@ async fn attended(
             .named(given)
             .going_on_with("between", args.limits.between)
             .going_on_at(&args.limits.change())
-            .going_on_switched("again", args.again);
+            .going_on_switched("again", args.again)
+            .going_on_switched("functions", args.functions);
     let stop = stop.child_token();
     let rates = options.copy.rates.clone();
     let hooks = hooks.begin(&store, &begun_with);
@@ -342,7 +343,7 @@ enum Direction {
 }
 
 impl Direction {
-    fn turned(self) -> Direction {
+    fn reversed(self) -> Direction {
         match self {
             Direction::Forth => Direction::Back,
             Direction::Back => Direction::Forth,
@@ -383,11 +384,11 @@ impl Direction {
 
     /// Where it is written down, as the user who resumes it would type it.
     fn place(self, args: &SyncArgs, folder: &Path, [source, target]: [&Endpoint; 2]) -> WayBack {
-        let turned = |text: &String| match (self, text.split_once(':')) {
+        let reversed = |text: &String| match (self, text.split_once(':')) {
             (Direction::Back, Some((from, to))) => format!("{to}:{from}"),
             _ => text.clone(),
         };
-        let dbs: Vec<String> = args.names.dbs.iter().map(turned).collect();
+        let dbs: Vec<String> = args.names.dbs.iter().map(reversed).collect();
         args.names.between(source, target).place(folder, &dbs)
     }
 }
@@ -524,7 +525,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow, left_ms: Option<u64>) -> Vec<Cell> {
         (6, c.gone, "removed"),
         (1, c.failed, "FAILED"),
         (7, c.big_in_flight, "in chunks now"),
-        (3, shown.doubtful_slots as u64, "slots in doubt"),
+        (3, shown.suspect_slots as u64, "slots in doubt"),
         (7, sum(|source| source.resumed), "links resumed"),
         (7, c.retries, "retries"),
     ] {

@@ -17,7 +17,7 @@ Examples:
   whimbrel assess old:6379 new-cluster:7000 --html assessment.html
   whimbrel assess old:6379 new:6379 --json | jq '.findings[] | select(.severity == \"blocks\")'
 
-Nothing is changed on either side. Ends with 0 where a migration may begin, and with 4 where something \
+Nothing is changed on either side. Ends with 0 where a migration may begin, and with 4 where something
 blocks it: see whimbrel --help")]
 pub struct AssessArgs {
     /// The source: HOST:PORT, or redis://, valkey://, unix://, rediss:// or valkeys:// (TLS) with user,

@@ -201,9 +201,8 @@ pub enum CompareChoice {
 /// `whimbrel cutover`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Pauses writes on the source, transfers what is left, compares, and fences writers off. If that takes longer \
-than --max-pause,
-writes resume and the sync goes on as before.
+Pauses writes on the source, transfers what is left, compares, and fences writers off. If that takes
+longer than --max-pause, writes resume and the sync goes on as before.
 
 Examples:
   whimbrel cutover --dry-run                          how long would writes be paused?

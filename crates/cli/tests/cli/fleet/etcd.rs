@@ -196,9 +196,9 @@ impl Wire {
         Wire(stream)
     }
 
-    fn send(&mut self, said: &FromMember) {
+    fn send(&mut self, frame: &FromMember) {
         let mut bytes = Vec::new();
-        whimbrel_fleet::frame::put(&mut bytes, said.kind(), |out| said.encode(out));
+        whimbrel_fleet::frame::put(&mut bytes, frame.kind(), |out| frame.encode(out));
         self.0.write_all(&bytes).expect("it takes it in");
     }
 
@@ -249,8 +249,8 @@ fn a_coordinator_that_was_stopped_grants_no_lease_and_writes_nothing_when_it_wak
     until("another one leads", || second.has_led(2).then_some(()));
     first.signal(Signal::SIGCONT);
     let mut granted = Vec::new();
-    while let Some(said) = wire.hear() {
-        if let FromCoordinator::Message(message) = said {
+    while let Some(frame) = wire.hear() {
+        if let FromCoordinator::Message(message) = frame {
             granted.extend(
                 Some(message.body)
                     .filter(|order| matches!(order, Order::Lease { .. } | Order::Welcome { .. })),

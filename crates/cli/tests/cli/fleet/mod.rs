@@ -282,7 +282,7 @@ fn what_a_killed_member_had_is_given_away_after_its_lease_and_not_before() {
     assert_eq!(last.word, "ours");
     b.signal(Signal::SIGKILL);
     let next = until("another one serves it", || {
-        [a.of(partition), c.of(partition)].into_iter().find(|said| said.word == "ours")
+        [a.of(partition), c.of(partition)].into_iter().find(|answer| answer.word == "ours")
     });
     assert!(next.at_ms >= last.at_ms + last.number, "its lease still ran: {last:?} {next:?}");
     assert_eq!(coordinator.settled(2).values().copied().collect::<Vec<_>>(), [24, 24]);
@@ -304,8 +304,8 @@ fn a_member_that_was_stopped_does_not_serve_when_it_wakes_up() {
     drop(coordinator);
     b.ask(partition);
     b.signal(Signal::SIGCONT);
-    let said = b.answer();
-    assert_ne!(said.word, "ours", "{said:?}");
+    let answer = b.answer();
+    assert_ne!(answer.word, "ours", "{answer:?}");
     // It comes back as another member, and gets its part again.
     let coordinator = Coordinator::start(folder.path(), &address, "4s");
     coordinator.settled(2);

@@ -18,7 +18,7 @@ use crate::fleet::handle::Fleet;
 const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often to check whether a coordinator leads.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_PERIOD: Duration = Duration::from_millis(250);
 
 /// How a process is one of several coordinators.
 #[derive(Debug, Clone)]
@@ -122,7 +122,7 @@ impl Candidate {
                 }
                 Err(error) => self.fleet.stand_by(None, Some(error.to_string())),
             }
-            sleep(LOOK).await;
+            sleep(POLL_PERIOD).await;
         }
     }
 

@@ -208,9 +208,10 @@ pub struct Coordinator {
     log: VecDeque<(Change, MemberId)>,
     log_start: u64,
     since_batch: u32,
-    /// Members that have to hear the news at once, or that may lack more than the log has.
+    /// Members that have to hear the news at once.
     urgent: BTreeSet<MemberId>,
-    doubtful: BTreeSet<MemberId>,
+    /// Members to be asked for the stamp of their table: they may lack more than the log has.
+    to_ask: BTreeSet<MemberId>,
     ask_at_ms: u64,
 }
 
@@ -253,9 +254,9 @@ impl Coordinator {
             log_start: 0,
             since_batch: 0,
             urgent: BTreeSet::new(),
-            doubtful: BTreeSet::new(),
+            to_ask: BTreeSet::new(),
         };
-        coordinator.doubtful.extend(coordinator.peers.keys());
+        coordinator.to_ask.extend(coordinator.peers.keys());
         coordinator.replan();
         coordinator.go_on(now_ms, out);
         coordinator
@@ -339,7 +340,7 @@ impl Coordinator {
             Input::Tick => self.tick(now_ms, out),
             Input::Message(message) => self.listen(now_ms, message, out),
             Input::Linked(member) => {
-                self.doubtful.insert(member);
+                self.to_ask.insert(member);
             }
             Input::Hold(is_held) => {
                 self.is_held = is_held;
@@ -421,7 +422,7 @@ impl Coordinator {
         self.repeat(now_ms, out);
         if now_ms >= self.ask_at_ms && self.is_idle() {
             self.ask_at_ms = now_ms + self.options.ask_ms;
-            self.doubtful.extend(self.peers.keys());
+            self.to_ask.extend(self.peers.keys());
         }
     }
 
@@ -488,7 +489,7 @@ impl Coordinator {
         if self.joining.remove(&enrolled.token) {
             self.peers.insert(member, Peer { enrolled, expires_ms, sent, moves: 0 });
             self.welcome(member, enrolled.token, out);
-            self.doubtful.insert(member);
+            self.to_ask.insert(member);
         } else if let Some(peer) = self.peers.get_mut(&member) {
             peer.enrolled = enrolled;
         }
@@ -510,12 +511,12 @@ impl Coordinator {
     fn forget(&mut self, member: MemberId, out: &mut Vec<Output>) {
         self.send(member, Order::Gone { member }, false, out);
         self.urgent.remove(&member);
-        self.doubtful.remove(&member);
+        self.to_ask.remove(&member);
         self.queues.remove(&member);
         self.data_queues.remove(&member);
         let moves: Vec<Partition> = self.running.keys().copied().collect();
         for partition in moves {
-            self.lost_party(partition, member);
+            self.lost_participant(partition, member);
         }
         self.replan();
     }

@@ -22,7 +22,7 @@ const DATA_REST: u64 = 2;
 
 /// How many partitions of an owner are searched for a move. More would make a step slow if all destinations
 /// are busy.
-const LOOK_MAX: usize = 64;
+const SEARCHED_MAX: usize = 64;
 
 /// What is to be moved of a partition next.
 #[derive(Debug, Clone, Copy)]
@@ -120,7 +120,7 @@ impl Coordinator {
     /// be done any more.
     fn next_of(&mut self, source: MemberId, of_data: bool) -> Option<Partition> {
         let mut at = 0;
-        while at < LOOK_MAX {
+        while at < SEARCHED_MAX {
             let partition = *self.queues_of(of_data).get(&source)?.get(at)?;
             let is_meant =
                 |transfer: &Transfer| transfer.source == source && transfer.backend.is_some() == of_data;
@@ -252,7 +252,7 @@ impl Coordinator {
                     let news = self.news_for(moving.destination);
                     self.send(moving.destination, Order::Commit { change, news }, false, out);
                 } else {
-                    self.lost_party(change.partition, moving.destination);
+                    self.lost_participant(change.partition, moving.destination);
                 }
             }
             (moving, _) => {
@@ -313,7 +313,7 @@ impl Coordinator {
     }
 
     /// A member is gone: what that means for a partition that is being changed.
-    pub(super) fn lost_party(&mut self, partition: Partition, member: MemberId) {
+    pub(super) fn lost_participant(&mut self, partition: Partition, member: MemberId) {
         let Some(Running { moving: Some(moving), stage, .. }) = self.running.get(&partition) else { return };
         let gives_up = match stage {
             Stage::Transferring => moving.source == member || moving.destination == member,

@@ -29,7 +29,7 @@ impl Coordinator {
         let Some(peer) = self.peers.get_mut(&member) else { return Vec::new() };
         if peer.sent < self.log_start {
             peer.sent = end;
-            self.doubtful.insert(member);
+            self.to_ask.insert(member);
             return Vec::new();
         }
         // Not more than the log has, which fits.
@@ -74,7 +74,7 @@ impl Coordinator {
             let members: Vec<MemberId> = self.peers.keys().copied().collect();
             members.into_iter().for_each(|member| self.send_news(member, true, out));
         }
-        while let Some(member) = self.doubtful.pop_first() {
+        while let Some(member) = self.to_ask.pop_first() {
             if self.peers.contains_key(&member) {
                 self.send(member, Order::Ask { stamp: self.table.stamp() }, true, out);
             }

@@ -312,12 +312,12 @@ fn a_source_that_restarted_with_fewer_keys_behind_the_fence_does_not_cost_the_ta
             }
             let lost =
                 Observation { source: run.seen('a', "s2", &SlotSet::new(), 7), ..run.owned_by_nobody() };
-            let mut looks = 0;
+            let mut observations = 0;
             while run.asked() == "observe" {
-                looks += 1;
+                observations += 1;
                 run.saw(lost.clone());
             }
-            assert!(looks > 1, "keys that have expired are still counted on one side for a moment");
+            assert!(observations > 1, "keys that have expired are still counted on one side for a moment");
             assert_eq!(run.rest(), ["detach"], "{place}");
             assert_eq!(run.failure(), Why::DataInDoubt, "{place}");
             assert_eq!(run.job.batches()[0].state, BatchState::LeftAsIs);

@@ -70,7 +70,7 @@ struct Scene {
 impl Scene {
     fn new() -> Scene {
         let owned: Vec<(NodeId, SlotSet)> = (0..3).map(|n| (id(n), third(n))).collect();
-        let said = |node: usize| Reported {
+        let reported = |node: usize| Reported {
             id: id(node),
             primary: (node >= 3).then(|| id(node - 3)),
             answers: true,
@@ -85,7 +85,7 @@ impl Scene {
             keys_elsewhere: 0,
             corrects_replicas: true,
         };
-        Scene { nodes: (0..6).map(said).collect() }
+        Scene { nodes: (0..6).map(reported).collect() }
     }
 
     fn plan(&self) -> Plan {

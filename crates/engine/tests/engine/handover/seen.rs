@@ -24,14 +24,15 @@ pub(super) async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine
 
     // One that only looks whether it may begin is in nobody's way, and gives way to those that were there
     // before.
-    let looking = |name: &str| HandoverOptions { label: name.to_owned(), begun: false, ..Default::default() };
+    let observing =
+        |name: &str| HandoverOptions { label: name.to_owned(), begun: false, ..Default::default() };
     drop(second);
-    let mut third = field.handover_with(0, 1, looking("third")).await;
+    let mut third = field.handover_with(0, 1, observing("third")).await;
     // Those that have just gone are listed for a moment.
     until("one that has not begun is no job", async || is_alone(&mut first).await).await;
     assert_eq!(third.other_jobs().await.expect("a list").len(), 2);
     drop(first);
-    let mut fourth = field.handover_with(0, 1, looking("fourth")).await;
+    let mut fourth = field.handover_with(0, 1, observing("fourth")).await;
     until("the later one gives way", async || is_alone(&mut third).await).await;
     assert_eq!(fourth.other_jobs().await.expect("a list").len(), 2);
     third.begin().await.expect("it begins");

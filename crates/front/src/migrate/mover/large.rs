@@ -26,13 +26,13 @@ impl Worker {
         loop {
             let key = keys.lock().await.recv().await;
             let Some(key) = key else { return };
-            let moved = self.bring_large_home(&key).await;
+            let moved = self.move_large(&key).await;
             self.end(&key, &moved);
         }
     }
 
     /// Moves a large key that is wanted, and that readers may hold. None holds it when this returns.
-    async fn bring_large_home(&mut self, key: &Bytes) -> Moved {
+    async fn move_large(&mut self, key: &Bytes) -> Moved {
         let migration = self.migration.clone();
         {
             let _gate = migration.gate.read().await;
@@ -56,7 +56,7 @@ impl Worker {
         let moved = match copied {
             Ok(Some(Outcome::Gone)) => Moved::Earlier,
             // As a payload it may be taken, like the types of modules.
-            Ok(Some(Outcome::Unholdable(_))) => self.bring_home(key).await,
+            Ok(Some(Outcome::Unholdable(_))) => self.move_key(key).await,
             Ok(None) => self.taken(key),
             Ok(Some(_)) => {
                 self.remove(key).await;

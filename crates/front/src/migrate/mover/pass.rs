@@ -39,7 +39,7 @@ pub(super) struct Pass {
     /// Keys that cannot be moved.
     pub(super) staying: u64,
     /// Keys that are home, and have not been asked for at the source since.
-    pub(super) home: Vec<Bytes>,
+    pub(super) moved: Vec<Bytes>,
     /// Keys that are home, and at the source.
     pub(super) returned: u64,
     /// Keys that have not gone from the source although they were seen to, lately.
@@ -59,7 +59,7 @@ impl Pass {
             sender,
             outcomes,
             staying: 0,
-            home: Vec::new(),
+            moved: Vec::new(),
             returned: 0,
             stuck: HashSet::new(),
             is_scanned: false,
@@ -76,7 +76,7 @@ impl Pass {
                 // Moved since the reply was made, or it has come back: then it must not be mistaken for the
                 // key.
                 if self.stuck.insert(key.clone()) {
-                    self.home.push(key);
+                    self.moved.push(key);
                 }
                 continue;
             }
@@ -129,7 +129,7 @@ impl Pass {
     fn ended(&mut self, (key, moved): (Bytes, Moved)) {
         self.under_way -= 1;
         match moved {
-            Moved::Arrived | Moved::Earlier => self.home.push(key),
+            Moved::Arrived | Moved::Earlier => self.moved.push(key),
             Moved::Refused(_) => {
                 self.staying += 1;
                 self.stuck.insert(key);
@@ -141,8 +141,8 @@ impl Pass {
     /// or the source has forgotten that it was removed.
     pub(super) async fn check_returned(&mut self) -> Result<()> {
         let is_one = !self.migration.servers.source.is_cluster();
-        self.returned += sum_of(&mut self.source, b"EXISTS", &self.home, is_one).await?;
-        self.home.clear();
+        self.returned += sum_of(&mut self.source, b"EXISTS", &self.moved, is_one).await?;
+        self.moved.clear();
         Ok(())
     }
 

@@ -91,7 +91,7 @@ impl Worker {
             // No command counts keys while one of them may be on both sides.
             let migration = self.migration.clone();
             let gate = migration.gate.read().await;
-            let large = self.bring_all_home(keys, FEW).await;
+            let large = self.move_keys(keys, FEW).await;
             drop(gate);
             self.leave(large);
         }
@@ -112,7 +112,7 @@ impl Worker {
                 let rest = keys.split_off(limits.keys.min(keys.len()));
                 // Locked only now. What readers hold, or another task wants already, is moved by others.
                 keys.retain(|key| !self.has_moved_since(key, &sender) && migration.locks.take(key, &sender));
-                let large = self.bring_all_home(std::mem::replace(&mut keys, rest), limits).await;
+                let large = self.move_keys(std::mem::replace(&mut keys, rest), limits).await;
                 drop(gate);
                 self.leave(large);
             }
@@ -140,7 +140,7 @@ impl Worker {
     }
 
     /// Moves keys whose locks are held, and returns those that are too large to be moved at once.
-    async fn bring_all_home(&mut self, keys: Vec<Bytes>, limits: Limits) -> Vec<Bytes> {
+    async fn move_keys(&mut self, keys: Vec<Bytes>, limits: Limits) -> Vec<Bytes> {
         let mut left = Left::default();
         if keys.is_empty() {
             return left.large;
@@ -163,7 +163,7 @@ impl Worker {
         let mut waiting: VecDeque<(Bytes, bool)> =
             alone.into_iter().map(|key| (key, false)).chain(again).collect();
         while let Some((key, is_tried_again)) = waiting.pop_front() {
-            match self.try_home(&key, is_tried_again, false).await {
+            match self.try_move(&key, is_tried_again, false).await {
                 Some(Alone::Moved(moved)) => self.end(&key, &moved),
                 Some(Alone::TooLarge) => large.push(key),
                 // The others need not wait for a node that is gone.
@@ -197,12 +197,12 @@ impl Worker {
                 (there?, sizes?)
             }
         };
-        let home: HashSet<&Bytes> =
+        let moved_earlier: HashSet<&Bytes> =
             in_filter.into_iter().zip(there).filter_map(|(key, is_there)| is_there.then_some(key)).collect();
         let (mut strings, mut others) = (Vec::with_capacity(keys.len()), Vec::new());
         for (key, size) in keys.iter().zip(sizes) {
             match size {
-                _ if home.contains(key) => self.end(key, &Moved::Earlier),
+                _ if moved_earlier.contains(key) => self.end(key, &Moved::Earlier),
                 Size::Refused(_) => left.alone.push(key.clone()),
                 Size::String(bytes) | Size::Other(bytes) if bytes > LARGE_BYTES => {
                     left.large.push(key.clone());
@@ -252,17 +252,17 @@ impl Worker {
     pub(super) fn end(&self, key: &Bytes, moved: &Moved) {
         if matches!(moved, Moved::Arrived | Moved::Earlier) {
             // Before the lock is let go, or a reader could take the key for one of the source.
-            self.migration.note_home(key);
+            self.migration.note_moved(key);
             self.migration.alarms().not_taken(key);
         }
         self.migration.locks.finish(key, moved);
     }
 
     /// Moves a key of any size whose lock is held, at once, and however often that has to be tried.
-    pub(super) async fn bring_home(&mut self, key: &Bytes) -> Moved {
+    pub(super) async fn move_key(&mut self, key: &Bytes) -> Moved {
         let mut is_tried_again = false;
         loop {
-            if let Some(Alone::Moved(moved)) = self.try_home(key, is_tried_again, true).await {
+            if let Some(Alone::Moved(moved)) = self.try_move(key, is_tried_again, true).await {
                 return moved;
             }
             is_tried_again = true;
@@ -270,7 +270,7 @@ impl Worker {
     }
 
     /// Tries to move a key whose lock is held. `None` if it has to be tried again.
-    async fn try_home(&mut self, key: &Bytes, is_tried_again: bool, of_any_size: bool) -> Option<Alone> {
+    async fn try_move(&mut self, key: &Bytes, is_tried_again: bool, of_any_size: bool) -> Option<Alone> {
         match self.attempt(key, is_tried_again, of_any_size).await {
             Ok(alone) => Some(alone),
             Err(error) => self.after(error, key).await.map(Alone::Moved),

@@ -3,8 +3,8 @@
 use whimbrel_core::slot::Slot;
 
 use crate::command::keys::{CommandTable, Keys};
-use crate::command::rule::ClusterRule;
-use crate::command::table::find_by_words;
+use crate::command::rule::{ClusterRule, Rule};
+use crate::command::table::Row;
 
 /// Where a command goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,12 +23,13 @@ pub(super) enum Destination {
     CrossSlot,
 }
 
-/// Where a command of `count` words goes. `words` are known so far: at least the first.
-pub(super) fn destination(table: &CommandTable, words: &[&[u8]], count: usize) -> Destination {
+/// Where a command of `count` words goes, which is treated as `row` says. `words` are known so far: at least
+/// the first.
+pub(super) fn destination(table: &CommandTable, row: &Row, words: &[&[u8]], count: usize) -> Destination {
     if words.len() < count.min(2) {
         return Destination::More;
     }
-    match find_by_words(words).clustered {
+    match row.clustered {
         Some(ClusterRule::PublishAtSlot) => {
             return words.get(1).map_or(Destination::Anyone, |word| slot(word));
         }
@@ -41,7 +42,7 @@ pub(super) fn destination(table: &CommandTable, words: &[&[u8]], count: usize) -
     match facts.keys(count) {
         Keys::None => Destination::Anyone,
         // The node sees to the rest of its words.
-        Keys::Unknown if is_sort(words[0]) => slot(words[1]),
+        Keys::Unknown if row.migrating == Some(Rule::Sort) => slot(words[1]),
         Keys::Asked | Keys::Unknown if words.len() < count => Destination::More,
         Keys::Asked | Keys::Unknown => Destination::Asked,
         Keys::At(at) if at.iter().any(|at| *at >= words.len()) => Destination::More,
@@ -61,10 +62,6 @@ pub(super) fn of_keys<K: AsRef<[u8]>>(keys: impl IntoIterator<Item = K>) -> Dest
 
 fn slot(key: &[u8]) -> Destination {
     Destination::Slot(Slot::of_key(key))
-}
-
-fn is_sort(name: &[u8]) -> bool {
-    name.eq_ignore_ascii_case(b"SORT") || name.eq_ignore_ascii_case(b"SORT_RO")
 }
 
 #[cfg(test)]

@@ -255,8 +255,8 @@ async fn only_who_may_and_means_this_fleet_is_let_in() {
         let mut client = Client::new(Arc::new(options), PATIENCE);
         let outcome = check(&mut client, 64, deadline()).await;
         assert_eq!(outcome.is_ok(), is_right, "{login}: {outcome:?}");
-        let said = outcome.err().map(|e| e.to_string()).unwrap_or_else(|| "login".to_owned());
-        assert!(said.contains("login") && !said.contains("hunter"), "{said}");
+        let text = outcome.err().map(|e| e.to_string()).unwrap_or_else(|| "login".to_owned());
+        assert!(text.contains("login") && !text.contains("hunter"), "{text}");
     }
     let nowhere = Arc::new(EtcdOptions::parse("etcd://127.0.0.1:1").expect("an address"));
     let error =

@@ -15,7 +15,8 @@ use super::news::{FleetNews, next};
 use super::node::State;
 use super::request::{Admitted, CROSS_SLOT, First, Multi, Step, Waiting};
 use super::state::{Conn, PAUSE};
-use crate::command::rule::ClusterRule;
+use crate::command::rule::{ClusterRule, KeyspaceQuery, Rule};
+use crate::command::table::find;
 use crate::pipe::frame::{as_array, refusal};
 use crate::pipe::io::Ended;
 use crate::upstream::admission::{Admission, Verdict};
@@ -132,11 +133,10 @@ impl<A: Admission> Conn<A> {
         self.gate()?;
         let ClusterRule::Every(_) = rule else { return None };
         let name = first.words.first()?;
-        if name.eq_ignore_ascii_case(b"FLUSHALL") || name.eq_ignore_ascii_case(b"FLUSHDB") {
-            return Some(Ok(refusal(name, EMPTYING)));
-        }
-        if !name.eq_ignore_ascii_case(b"DBSIZE") {
-            return None;
+        match find(name, None).migrating {
+            Some(Rule::Flush) => return Some(Ok(refusal(name, EMPTYING))),
+            Some(Rule::Both(KeyspaceQuery::Count)) => {}
+            _ => return None,
         }
         // All members see all keys: so that the sum is right, one of them reports it.
         match self.admit(cx, Slot::all().next()?) {

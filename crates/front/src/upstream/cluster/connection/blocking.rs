@@ -45,20 +45,20 @@ impl<A: Admission> Conn<A> {
 
     /// Lets go of what waits in a slot that is to move, and ends a connection whose client keeps one from
     /// that; true if something was looked at.
-    pub(super) fn heed_seals(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+    pub(super) fn observe_seals(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Some(seal_notice) = &mut self.seal_notice else { return Ok(false) };
-        let mut looks = false;
+        let mut is_due = false;
         if let Poll::Ready(changed) = seal_notice.seals.as_mut().poll(cx) {
             seal_notice.seals = next(changed);
-            looks = true;
+            is_due = true;
         }
         if let Some(again) = &mut seal_notice.again
             && again.as_mut().poll(cx).is_ready()
         {
             seal_notice.again = None;
-            looks = true;
+            is_due = true;
         }
-        if !looks {
+        if !is_due {
             return Ok(false);
         }
         self.let_go()?;

@@ -131,7 +131,7 @@ impl<A: Admission> Conn<A> {
 
     fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.hear_fleet_news(cx)?;
-        moved |= self.heed_seals(cx)?;
+        moved |= self.observe_seals(cx)?;
         moved |= self.refreshed(cx);
         moved |= self.leave_the_dead(cx)?;
         moved |= self.take(cx)?;

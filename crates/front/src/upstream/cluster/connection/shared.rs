@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::node::Node;
-use crate::upstream::shared::{SharedConnections, binds};
+use crate::command::table::Row;
+use crate::upstream::shared::SharedConnections;
 
 /// What is known of a client that may share connections.
 pub(super) struct Sharing {
@@ -21,10 +22,11 @@ impl Sharing {
         Sharing { connections, nodes: Vec::new(), is_alone: false, is_unmarked: false }
     }
 
-    /// Whether a request with these words goes over a shared connection if it may.
-    pub(super) fn takes(&mut self, words: &[&[u8]], may_share: bool) -> bool {
-        let [name, rest @ ..] = words else { return false };
-        self.is_alone |= binds(name, rest.first().copied());
+    /// Whether a request with these words, which are treated as `row` says, goes over a shared connection if
+    /// it may.
+    pub(super) fn takes(&mut self, words: &[&[u8]], row: &Row, may_share: bool) -> bool {
+        let [name, ..] = words else { return false };
+        self.is_alone |= row.binds();
         may_share && !self.is_alone && self.connections.takes(name)
     }
 

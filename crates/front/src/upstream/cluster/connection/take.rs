@@ -12,6 +12,7 @@ use super::request::{
 };
 use super::state::{Conn, DUE_MAX, KEPT_BYTES_MAX, Life};
 use crate::command::rule::{ClusterRule, Trait};
+use crate::command::table::find_by_words;
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
@@ -19,7 +20,7 @@ use crate::pipe::requests::Head;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::destination::{Destination, destination, of_keys};
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
-use crate::upstream::shared::{SHARED_BYTES_MAX, looks_back};
+use crate::upstream::shared::SHARED_BYTES_MAX;
 
 const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
 const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
@@ -87,13 +88,14 @@ impl<A: Admission> Conn<A> {
         let count = head.words + usize::try_from(head.words_left).unwrap_or(usize::MAX / 2);
         let is_unbound = self.is_unbound();
         let words: Vec<&[u8]> = self.inbox.first_words().collect();
+        let row = find_by_words(&words);
         let destination = match &self.asking {
             Some(Asking::Answered(Ok(keys))) => of_keys(keys),
             Some(Asking::Answered(Err(why))) => {
                 let error = format!("-{}\r\n", crate::pipe::frame::one_line(why)).into_bytes();
                 return self.refuse(cx, len, whole, error);
             }
-            _ => destination(self.cluster.table(), &words, count),
+            _ => destination(self.cluster.table(), row, &words, count),
         };
         if destination == Destination::More
             || !whole
@@ -105,9 +107,9 @@ impl<A: Admission> Conn<A> {
             self.is_gated() && self.cluster.table().facts(&words).is_some_and(|facts| facts.blocking);
         let may_share =
             is_unbound && whole && len <= SHARED_BYTES_MAX && matches!(destination, Destination::Slot(_));
-        let shares = self.sharing.as_mut().is_some_and(|sharing| sharing.takes(&words, may_share));
-        let looks_back = self.sharing.is_some() && words.first().is_some_and(|name| looks_back(name));
-        let is_channel = words.first().is_some_and(|name| name.eq_ignore_ascii_case(b"SPUBLISH"));
+        let shares = self.sharing.as_mut().is_some_and(|sharing| sharing.takes(&words, row, may_share));
+        let looks_back = self.sharing.is_some() && row.looks_back();
+        let is_channel = row.clustered == Some(ClusterRule::PublishAtSlot);
         let needs_words = matches!(destination, Destination::Rule(_) | Destination::Asked);
         let words = if needs_words {
             words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
@@ -205,30 +207,7 @@ impl<A: Admission> Conn<A> {
                     self.answer(first, b"+OK\r\n".to_vec())
                 }
             },
-            ClusterRule::Watch if !is_alone => match of_keys(&first.words[1..]) {
-                Destination::Slot(slot) => match self.admit_together(cx, slot) {
-                    Admitted::Waits => Ok(Step::Waits),
-                    Admitted::Answer(answer) => self.answer(first, answer),
-                    Admitted::Open(guard) => {
-                        let owner = self.place_of(guard.as_ref(), slot);
-                        let Some(owner) =
-                            owner.filter(|owner| self.watching.is_none_or(|node| node == *owner))
-                        else {
-                            return self.answer(first, CROSS_SLOT.to_vec());
-                        };
-                        self.watching = Some(owner);
-                        self.pass_bound(cx, first, owner)?;
-                        if self.holds_back()
-                            && let Some(due) = self.due.back_mut()
-                        {
-                            due.what = What::Watched;
-                        }
-                        self.keep_guard(guard);
-                        Ok(Step::Taken)
-                    }
-                },
-                _ => self.answer(first, CROSS_SLOT.to_vec()),
-            },
+            ClusterRule::Watch if !is_alone => self.watch(cx, first),
             ClusterRule::Unwatch => {
                 (self.bound_slot, self.watch_lost) = (None, false);
                 let node = self.watching.take().map_or_else(|| self.main(), Ok)?;
@@ -284,6 +263,32 @@ impl<A: Admission> Conn<A> {
             }
             ClusterRule::Listen | ClusterRule::ListenAtSlot => self.listen_to(cx, first, rule),
         }
+    }
+
+    /// Watches keys of one slot. The transaction that follows goes to the node that has it, so more keys can
+    /// be watched only there.
+    fn watch(&mut self, cx: &mut Context<'_>, first: First) -> Result<Step, Ended> {
+        let Destination::Slot(slot) = of_keys(&first.words[1..]) else {
+            return self.answer(first, CROSS_SLOT.to_vec());
+        };
+        let guard = match self.admit_together(cx, slot) {
+            Admitted::Open(guard) => guard,
+            Admitted::Waits => return Ok(Step::Waits),
+            Admitted::Answer(answer) => return self.answer(first, answer),
+        };
+        let owner = self.place_of(guard.as_ref(), slot);
+        let Some(owner) = owner.filter(|owner| self.watching.is_none_or(|node| node == *owner)) else {
+            return self.answer(first, CROSS_SLOT.to_vec());
+        };
+        self.watching = Some(owner);
+        self.pass_bound(cx, first, owner)?;
+        if self.holds_back()
+            && let Some(due) = self.due.back_mut()
+        {
+            due.what = What::Watched;
+        }
+        self.keep_guard(guard);
+        Ok(Step::Taken)
     }
 
     /// What a client says about itself: to one node, and to the nodes where something of it is open. The

@@ -76,7 +76,7 @@ fn a_pause_is_kept_by_the_process_that_comes_next() {
 }
 
 #[test]
-fn half_way_keys_turn_round_and_clients_stay() {
+fn half_way_keys_move_back_and_clients_stay() {
     let _alone = alone();
     let (source, target) = pair();
     fill(&source, 200);
@@ -197,7 +197,7 @@ fn stays_and_is_answered() -> bool {
 }
 
 #[test]
-fn a_transaction_comes_to_its_end_before_keys_turn_round() {
+fn a_transaction_comes_to_its_end_before_keys_move_back() {
     let _alone = alone();
     let (source, target) = pair();
     let between = Between::of(&source, &target);
@@ -210,12 +210,12 @@ fn a_transaction_comes_to_its_end_before_keys_turn_round() {
         client.ask(&["WATCH", &key], "+OK\r\n");
         client.ask(&["MULTI"], "+OK\r\n");
         std::thread::scope(|scope| {
-            let turning = scope.spawn(|| between.reverse().expect("it is reversed"));
+            let reversing = scope.spawn(|| between.reverse().expect("it is reversed"));
             wait_until("clients are to rest", || between.status().reversals == reversals);
             client.send(&[command(&["INCR", &key]), command(&["EXEC"]), command(&["GET", "none"])].concat());
             let mut replies = b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n".to_vec();
             let read = client.0.read_exact(&mut replies);
-            turning.join().expect("it turned");
+            reversing.join().expect("it turned");
             wait_until_done(&between);
             read.is_ok() && replies == b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n"
         })
@@ -240,7 +240,7 @@ fn scan(client: &mut Client, cursor: &str, found: &mut BTreeSet<String>) -> Stri
 }
 
 #[test]
-fn an_iteration_misses_nothing_however_often_keys_turn_round() {
+fn an_iteration_misses_nothing_however_often_the_direction_is_reversed() {
     let _alone = alone();
     let (source, target) = pair();
     fill(&source, 300);
@@ -337,7 +337,7 @@ fn when_all_have_moved_what_clients_changed_since_goes_back() {
 }
 
 #[test]
-fn what_hinders_a_turn_at_the_last_moment_leaves_all_as_it_was() {
+fn what_hinders_a_reversal_at_the_last_moment_leaves_all_as_it_was() {
     let _alone = alone();
     let (source, target) = pair();
     fill(&source, 100);
@@ -381,7 +381,7 @@ fn what_hinders_a_turn_at_the_last_moment_leaves_all_as_it_was() {
 }
 
 #[test]
-fn one_that_died_after_the_turn_goes_on_in_its_direction() {
+fn one_that_died_after_the_reversal_goes_on_in_its_direction() {
     let _alone = alone();
     let (source, target) = pair();
     // Not moved before the turn; left by a crash before it, or after it; not moved back yet.
@@ -397,7 +397,7 @@ fn one_that_died_after_the_turn_goes_on_in_its_direction() {
         late.send(&words[..words.len() - 2]);
         late
     });
-    let between = Between::turned(1, Phase::Moving, &source, &target);
+    let between = Between::reversed(1, Phase::Moving, &source, &target);
     assert!(late.iter_mut().all(|late| late.rest().is_empty()));
     let mut client = between.client();
     client.ask(&["DEL", "k990"], ":1\r\n");
@@ -414,7 +414,7 @@ fn one_that_died_after_the_turn_goes_on_in_its_direction() {
 
     // What is served is the source, and the target may be gone.
     target.stop().expect("stopped");
-    let between = Between::turned(1, Phase::Done, &source, &target);
+    let between = Between::reversed(1, Phase::Done, &source, &target);
     between.client().ask(&["GET", "k991"], "$3\r\n992\r\n");
     assert!(refusal(&between).contains("target"), "{}", refusal(&between));
     between.client().ask(&["INCR", "k991"], ":993\r\n");
@@ -422,7 +422,7 @@ fn one_that_died_after_the_turn_goes_on_in_its_direction() {
 }
 
 #[test]
-fn one_that_died_before_the_turn_was_written_can_turn() {
+fn one_that_died_before_the_reversal_was_written_can_reverse() {
     let _alone = alone();
     let (source, target) = pair();
     fill(&source, 1_000);
@@ -478,7 +478,7 @@ fn what_the_older_server_cannot_hold_stays_and_is_reported() {
 }
 
 #[test]
-fn it_does_not_turn_where_it_could_not_be_exact() {
+fn it_does_not_reverse_where_it_could_not_be_exact() {
     let _alone = alone();
     let (source, target) = pair();
     source.call(&["SET", "k", "old"]);
@@ -499,7 +499,7 @@ fn it_does_not_turn_where_it_could_not_be_exact() {
     source.call(&["DEL", "k"]);
     wait_until_done(&between);
     drop(between);
-    let between = Between::turned(REVERSALS_MAX - 1, Phase::Done, &source, &target);
+    let between = Between::reversed(REVERSALS_MAX - 1, Phase::Done, &source, &target);
     between.reverse().expect("the last turn");
     wait_until_done(&between);
     let error = refusal(&between);
