@@ -5,6 +5,8 @@
 mod circles;
 mod face;
 mod glossary;
+mod key_states;
+mod lengths;
 mod links;
 mod prose;
 mod source;
@@ -16,6 +18,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 
+use self::circles::Imports;
 use self::source::{
     Views, blank, expand_imports, line_of, test_modules, without, without_test_modules, words,
 };
@@ -31,7 +34,7 @@ pub fn run() -> anyhow::Result<()> {
         let root = &metadata.workspace_root;
         findings.extend(check_dependencies(package, root));
         findings.extend(check_package_files(package, root)?);
-        findings.extend(check_circles(package, root));
+        findings.extend(check_imports(package, root));
     }
     let files = list_files()?;
     findings.extend(face::check(&files)?.map(|message| Finding::new(face::FACE, 1, "face", message)));
@@ -58,20 +61,24 @@ pub fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rules `link`, `contents` and `long-sentence`.
+/// Rules `link`, `contents`, `long-line` and `long-sentence`.
 fn check_pages(pages: &BTreeMap<String, String>) -> Vec<Finding> {
     let dead = links::dead(pages, &|path| Path::new(path).exists());
     let dead = dead.into_iter().map(|(path, line, what)| Finding::new(&path, line, "link", what));
     let unlisted = links::unlisted(pages);
     let unlisted =
         unlisted.iter().map(|path| Finding::new(path, 1, "contents", "docs/SUMMARY.md does not name it"));
+    let wide = pages.iter().flat_map(|(path, text)| {
+        let wide = lengths::of_page(text).into_iter();
+        wide.map(|(line, rule, message)| Finding::new(path, line, rule, message))
+    });
     let long = pages.iter().flat_map(|(path, text)| {
         prose::long_sentences(path, text).into_iter().map(|(line, words)| {
             let message = format!("a sentence of {words} words, at most {}: divide it", prose::WORDS_MAX);
             Finding::new(path, line, "long-sentence", message)
         })
     });
-    dead.chain(unlisted).chain(long).collect()
+    dead.chain(unlisted).chain(wide).chain(long).collect()
 }
 
 /// One place where a rule is broken.
@@ -242,28 +249,32 @@ fn check_package_files(package: &Package, root: &str) -> anyhow::Result<Vec<Find
     Ok(findings)
 }
 
-/// Crates whose modules still import each other in circles. What is untied is taken off; nothing is added.
-const TANGLED: &[&str] = &[];
+/// The modules at the top of crates with an order, from the top down: none uses one that stands before it.
+const ORDERS: &[(&str, &[&str])] = &[
+    (
+        FRONT,
+        &[
+            "fleet", "counted", "control", "server", "session", "migrate", "upstream", "face", "command",
+            "pipe", "exposure",
+        ],
+    ),
+    ("whimbrel", &["commands", "ui", "settings", "signals", "exit", "version"]),
+];
 
-/// Rule `circle`: no circle of imports among the modules of a crate.
-fn check_circles(package: &Package, root: &str) -> Vec<Finding> {
-    let is_tangled = TANGLED.contains(&package.name.as_str());
+/// Rules `circle` and `order`: no circle of imports among the modules of a crate, and no arrow up where it
+/// has an order.
+fn check_imports(package: &Package, root: &str) -> Vec<Finding> {
     let is_source = |target: &&Target| target.kind.iter().any(|kind| kind.ends_with("lib") || kind == "bin");
     let mut findings = Vec::new();
     for target in package.targets.iter().filter(is_source) {
         let path = from_root(&target.src_path, root);
-        let circles = circles::of_crate(&target.src_path, &|path| std::fs::read_to_string(path).ok());
-        findings.extend(circles.into_iter().map(|circle| Finding::new(path, 1, "circle", circle)));
+        let imports = Imports::of_crate(&target.src_path, &|path| std::fs::read_to_string(path).ok());
+        findings.extend(imports.circles().into_iter().map(|circle| Finding::new(path, 1, "circle", circle)));
+        let order = ORDERS.iter().find(|(name, _)| *name == package.name);
+        let broken = order.map(|(_, order)| imports.against(order)).unwrap_or_default();
+        findings.extend(broken.into_iter().map(|arrow| Finding::new(path, 1, "order", arrow)));
     }
-    match (is_tangled, findings.is_empty()) {
-        (true, false) => Vec::new(),
-        (true, true) => {
-            let message =
-                format!("{} has no circle any more: take it off the list of tangled crates", package.name);
-            vec![Finding::new(from_root(&package.manifest_path, root), 1, "circle", message)]
-        }
-        (false, _) => findings,
-    }
+    findings
 }
 
 fn check_lints(path: &str, manifest: &str) -> Option<Finding> {
@@ -284,11 +295,6 @@ fn from_root<'a>(path: &'a str, root: &str) -> &'a str {
 }
 
 // ---- Text ----
-
-const RUST_LINES_MAX: usize = 800;
-
-/// As rustfmt.toml says for code; rustfmt leaves comments, strings and macros as they are.
-const RUST_COLUMNS_MAX: usize = 110;
 
 // The words below are put together from parts, so that this file does not break its own rules.
 
@@ -317,26 +323,6 @@ const VERSION_FIELDS: [&str; 2] = [concat!("redis", "_version"), concat!("valkey
 
 /// Crates that may know which version a server has: `engine` for the product, `lab` for tests.
 const VERSION_CRATES: [&str; 2] = ["crates/engine/", "crates/lab/"];
-
-/// Commands that read or write the state of a key.
-const KEY_STATE_COMMANDS: [&str; 8] =
-    ["DUMP", "RESTORE", "RESTORE-ASKING", "PTTL", "PEXPIRETIME", "PXAT", "MGET", "MSET"];
-
-/// Where they may be named: where states are read and written, where servers are asked what they can do, and
-/// what compares keys and shares nothing with that.
-const KEY_STATE_PLACES: [&str; 9] = [
-    "crates/flow/src/keys/",
-    "crates/flow/src/verify/",
-    // Reads a sample to measure how long that takes; writes nothing.
-    "crates/flow/src/assess/",
-    "crates/flow/src/slots/compare.rs",
-    "crates/engine/",
-    // Names all commands of clients.
-    "crates/front/src/command/",
-    "crates/lab/",
-    "crates/loadgen/",
-    "crates/bench/",
-];
 
 /// All rules for the text of one file.
 fn check_text(path: &str, text: &str) -> Vec<Finding> {
@@ -376,6 +362,9 @@ fn check_text(path: &str, text: &str) -> Vec<Finding> {
     if path.ends_with(".rs") {
         findings.extend(check_rust(path, text));
     }
+    if path.ends_with(".lua") {
+        findings.extend(key_states(path, &text.replace('\'', "\"")));
+    }
     findings
 }
 
@@ -397,18 +386,8 @@ fn has_absolute_path(line: &str, folder: &str) -> bool {
 fn check_rust(path: &str, text: &str) -> Vec<Finding> {
     let views = Views::of(text);
     let mut findings = Vec::new();
-    let line_count = text.lines().count();
-    if line_count > RUST_LINES_MAX {
-        let message = format!("{line_count} lines, at most {RUST_LINES_MAX}: divide the file");
-        findings.push(Finding::new(path, RUST_LINES_MAX + 1, "long-file", message));
-    }
-    for (index, line) in text.lines().enumerate() {
-        let columns = line.chars().count();
-        if columns > RUST_COLUMNS_MAX {
-            let message = format!("{columns} columns, at most {RUST_COLUMNS_MAX}: divide the line");
-            findings.push(Finding::new(path, index + 1, "long-line", message));
-        }
-    }
+    let long = lengths::of_rust(text, &views.code).into_iter();
+    findings.extend(long.map(|(line, rule, message)| Finding::new(path, line, rule, message)));
     for (index, line) in views.code.lines().enumerate() {
         let compact: String = line.split_whitespace().collect();
         if compact.contains("#[allow(") || compact.contains("#![allow(") {
@@ -441,9 +420,8 @@ fn check_rust(path: &str, text: &str) -> Vec<Finding> {
     }
     let is_pure = PURE_CRATES.iter().any(|(_, folder)| path.starts_with(folder));
     let is_test = path.ends_with("/tests.rs") || path.contains("/tests/");
-    let is_place = KEY_STATE_PLACES.iter().any(|place| path.starts_with(place));
-    if in_crate_source && !is_test && !is_place {
-        findings.extend(check_key_states(path, &views));
+    if in_crate_source && !is_test {
+        findings.extend(key_states(path, &without(&views.code_and_strings, &test_modules(&views.code))));
     }
     if is_pure && in_crate_source && !is_test {
         findings.extend(check_pure(path, &without_test_modules(&views.code)));
@@ -464,36 +442,29 @@ const LIBRARIES: [&str; 8] = [
     "crates/terminal/",
 ];
 
-/// Files of libraries that may name flags: they write documents and answers for people who run a front.
-const FLAGS_ALLOWED: [&str; 2] =
-    ["crates/front/src/command/documentation.rs", "crates/front/src/command/rule.rs"];
+/// Files of libraries that may name flags: they write documents and answers for people who run a front, and
+/// the arguments that continue a job, which its state has for programs.
+const FLAGS_ALLOWED: [&str; 3] = [
+    "crates/control/src/naming.rs",
+    "crates/front/src/command/documentation.rs",
+    "crates/front/src/command/rule.rs",
+];
 
 /// Rule `flag` for code and strings without comments and tests.
 fn check_flags(path: &str, text: &str) -> Vec<Finding> {
     let is_flag = |at: &usize| {
         let (before, after) = (text[..*at].chars().next_back(), &text[at + 2..]);
-        before.is_none_or(|c| c != '-') && after.starts_with(|c: char| c.is_ascii_lowercase())
+        before.is_none_or(|c| c != '-') && after.starts_with(|c: char| c.is_ascii_lowercase() || c == '{')
     };
     let places = text.match_indices("--").map(|(at, _)| at).filter(is_flag);
     let message = "a library names a flag: have it be a Remedy, and cli/src/ui/remedies.rs name it";
     places.map(|at| Finding::new(path, line_of(text, at), "flag", message)).collect()
 }
 
-/// Rule `key-states`: commands that read or write the state of a key are in `flow::keys`.
-fn check_key_states(path: &str, views: &Views) -> Vec<Finding> {
-    let without_tests = without_test_modules(&views.code);
-    let mut findings = Vec::new();
-    for command in KEY_STATE_COMMANDS {
-        for (at, _) in views.code_and_strings.match_indices(&format!("\"{command}\"")) {
-            let line = line_of(&views.code_and_strings, at);
-            let of_line = |code: &str| code.lines().nth(line - 1).map(str::to_owned);
-            if of_line(&without_tests) == of_line(&views.code) {
-                let message = format!("{command}: states of keys are read and written in flow::keys");
-                findings.push(Finding::new(path, line, "key-states", message));
-            }
-        }
-    }
-    findings
+/// Rule `key-states` for code and strings without comments and tests.
+fn key_states(path: &str, text: &str) -> Vec<Finding> {
+    let named = key_states::named(path, text).into_iter();
+    named.map(|(line, message)| Finding::new(path, line, "key-states", message)).collect()
 }
 
 /// Modules and items that pure crates must not use.
@@ -680,13 +651,9 @@ mod tests {
     }
 
     #[test]
-    fn long_files() {
-        assert!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX)).is_empty());
-        assert_eq!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX + 1)), ["801 long-file"]);
-        assert!(found("a.md", &"//\n".repeat(RUST_LINES_MAX + 1)).is_empty());
-        let line = |columns: usize| format!("// {}\n", "é".repeat(columns - 3));
-        assert!(found("a.rs", &line(RUST_COLUMNS_MAX)).is_empty());
-        assert_eq!(found("a.rs", &line(RUST_COLUMNS_MAX + 1)), ["1 long-line"]);
+    fn lengths_are_checked() {
+        assert_eq!(found("a.rs", &"//\n".repeat(801)), ["801 long-file"]);
+        assert!(found("a.md", &"//\n".repeat(801)).is_empty());
     }
 
     #[test]
@@ -720,6 +687,13 @@ mod tests {
         }
         let test = format!("#[cfg(test)]\nmod tests {{\n    {source}}}\n");
         assert!(found("crates/flow/src/slots/lane.rs", &test).is_empty());
+        let script = "return redis.call('DUMP', KEYS[1])\n";
+        assert_eq!(found("crates/front/src/fleet/carrier/fence.lua", script), ["1 key-states"]);
+        assert!(found("crates/flow/src/keys/restore.lua", script).is_empty());
+        assert_eq!(
+            found("crates/engine/src/nodes/counts.rs", "const A: &str = \"GETKEYSINSLOT\";\n").len(),
+            1
+        );
         assert!(found("crates/cli/src/main.rs", "fn a() -> &str { \"DUMP of a key\" }\n").is_empty());
     }
 
@@ -769,9 +743,9 @@ mod tests {
     #[test]
     fn libraries_name_no_flags() {
         let text = "/// As `--max-pause` says.\nconst A: &str = \"x --max-pause\";\n\
-            const B: &str = \"a -- b\";\n\
+            const B: &str = \"a -- b --{side}-ca\";\n\
             #[cfg(test)]\nmod tests {\n    const C: &str = \"--json\";\n}\n";
-        assert_eq!(found("crates/flow/src/a.rs", text), ["2 flag"]);
+        assert_eq!(found("crates/flow/src/a.rs", text), ["2 flag", "3 flag"]);
         assert!(found("crates/cli/src/a.rs", text).is_empty());
         assert!(found("crates/front/src/command/rule.rs", text).is_empty());
     }

@@ -1,10 +1,11 @@
 //! Circles of imports among the modules of a crate.
 //!
-//! A crate is looked at level by level: at each, a module is its file, and each of its children is one with
-//! all that is below it. An import from
-//! one of them to another is an arrow, and what the arrows lead back to stands in a circle. So files are free
-//! of circles, and so are folders. That a
-//! parent declares its children is no import.
+//! A crate is searched level by level: at each, a module is its file, and each of its children is one with
+//! all that is below it. An import from one of them to another is an arrow, and what the arrows lead back to
+//! stands in a circle. So files are free of circles, and so are folders. That a parent declares its children
+//! is no import.
+//!
+//! Where a crate has an order from the top down, no arrow leads up in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,21 +23,52 @@ type Member = String;
 /// Who imports from whom, and one of the imports.
 type Arrows = BTreeMap<(Member, Member), String>;
 
-/// The circles of the crate whose first file is at `root`, each as a sentence. `read` gives the text of a
-/// file, if there is one.
-pub(super) fn of_crate(root: &str, read: &impl Fn(&str) -> Option<String>) -> Vec<String> {
-    let mut modules = BTreeMap::new();
-    load(root, ModulePath::new(), read, &mut modules);
-    if modules.len() < MODULES_MIN {
-        return Vec::new();
+/// The modules of a crate, and which takes something from which.
+pub(super) struct Imports {
+    modules: BTreeSet<ModulePath>,
+    imports: BTreeSet<(ModulePath, ModulePath)>,
+}
+
+impl Imports {
+    /// Of the crate whose first file is at `root`. `read` gives the text of a file, if there is one.
+    pub(super) fn of_crate(root: &str, read: &impl Fn(&str) -> Option<String>) -> Imports {
+        let mut modules = BTreeMap::new();
+        load(root, ModulePath::new(), read, &mut modules);
+        let of_module = |(module, code): (&ModulePath, &String)| {
+            imports(module, code, &modules).into_iter().map(|to| (module.clone(), to)).collect::<Vec<_>>()
+        };
+        let imports = modules.iter().flat_map(of_module).collect();
+        Imports { modules: modules.into_keys().collect(), imports }
     }
-    let imports: BTreeSet<(ModulePath, ModulePath)> = modules
-        .iter()
-        .flat_map(|(module, code)| imports(module, code, &modules).into_iter().map(|to| (module.clone(), to)))
-        .collect();
-    let parents: BTreeSet<&[String]> =
-        modules.keys().filter_map(|module| module.split_last()).map(|(_, parent)| parent).collect();
-    parents.into_iter().flat_map(|parent| circles(parent, &arrows_at(parent, &imports))).collect()
+
+    /// The circles, each as a sentence.
+    pub(super) fn circles(&self) -> Vec<String> {
+        if self.modules.len() < MODULES_MIN {
+            return Vec::new();
+        }
+        let parents: BTreeSet<&[String]> =
+            self.modules.iter().filter_map(|module| module.split_last()).map(|(_, parent)| parent).collect();
+        parents.into_iter().flat_map(|parent| circles(parent, &arrows_at(parent, &self.imports))).collect()
+    }
+
+    /// What the modules at the top of the crate break of this order, from the top down, each as a sentence.
+    pub(super) fn against(&self, order: &[&str]) -> Vec<String> {
+        let place = |member: &Member| order.iter().position(|name| name == member);
+        let top: BTreeSet<&Member> = self.modules.iter().filter_map(|module| module.first()).collect();
+        let unknown = top.iter().filter(|member| place(member).is_none());
+        let gone = order.iter().filter(|name| !top.iter().any(|member| member == *name));
+        let mut broken: Vec<String> =
+            unknown.map(|member| format!("{member} has no place in the order of the crate")).collect();
+        broken.extend(gone.map(|name| format!("{name} is in the order of the crate, and no module of it")));
+        for ((from, to), import) in arrows_at(&[], &self.imports) {
+            if let (Some(lower), Some(upper)) = (place(&from), place(&to))
+                && lower > upper
+            {
+                broken.push(format!("an arrow up: {import}"));
+            }
+        }
+        broken
+    }
 }
 
 /// Reads a module and all below it: their code without comments, literals and tests.
@@ -76,15 +108,41 @@ fn declared(code: &str) -> Vec<String> {
 /// The modules that code takes something from.
 fn imports(module: &[String], code: &str, modules: &BTreeMap<ModulePath, String>) -> BTreeSet<ModulePath> {
     let mut rest = code.to_owned();
-    let mut paths = Vec::new();
-    for start in words(code, "use") {
+    let mut found = BTreeSet::new();
+    // Modules whose names are in scope without a path in front of them.
+    let mut in_scope = BTreeMap::new();
+    // `use<'_>` in a type says what is captured.
+    for start in words(code, "use").into_iter().filter(|at| !code[at + "use".len()..].starts_with('<')) {
         let end = code[start..].find(';').map_or(code.len(), |length| start + length);
-        paths.extend(expand_imports(&code[start + "use".len()..end]));
+        for path in expand_imports(&code[start + "use".len()..end]) {
+            let Some(to) = resolve(module, &path, modules) else { continue };
+            let is_whole =
+                path.trim_end_matches("::self").rsplit("::").next() == to.last().map(String::as_str);
+            match is_whole {
+                true => drop(in_scope.insert(to.last().cloned().unwrap_or_default(), to.clone())),
+                false if path.ends_with("::*") => in_scope.extend(children(&to, modules)),
+                false => {}
+            }
+            found.insert(to);
+        }
         rest.replace_range(start..end, &blank(&code[start..end]));
     }
-    paths.extend(paths_in(&rest));
-    let resolved = paths.iter().filter_map(|path| resolve(module, path, modules));
-    resolved.filter(|found| found != module).collect()
+    for path in paths_in(&rest) {
+        let (first, more) = path.split_once("::").unwrap_or((&path, ""));
+        let resolved = match in_scope.get(first) {
+            Some(to) => resolve(to, &format!("self::{more}"), modules),
+            None => resolve(module, &path, modules),
+        };
+        found.extend(resolved);
+    }
+    found.remove(module);
+    found
+}
+
+/// The names of the children of a module, and where they are.
+fn children(of: &[String], modules: &BTreeMap<ModulePath, String>) -> BTreeMap<String, ModulePath> {
+    let below = modules.keys().filter(|module| module.len() == of.len() + 1 && module.starts_with(of));
+    below.filter_map(|module| Some((module.last()?.clone(), module.clone()))).collect()
 }
 
 /// The paths in code that is no import. How far an item is seen (`pub(in path)`) takes nothing from there.
@@ -196,7 +254,7 @@ mod tests {
     fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
         let read =
             |path: &str| files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned());
-        of_crate("src/lib.rs", &read)
+        Imports::of_crate("src/lib.rs", &read).circles()
     }
 
     const ROOT: (&str, &str) = ("src/lib.rs", "mod a;\nmod b;\nmod c;\n");
@@ -276,6 +334,40 @@ mod tests {
                 "circle of imports in the crate: c -> d, d -> c"
             ]
         );
+    }
+
+    #[test]
+    fn what_is_used_by_the_name_of_an_imported_module_is_found() {
+        let with = |text: &str| {
+            circles_of(&[
+                ROOT,
+                ("src/a/mod.rs", "mod x;\nmod y;"),
+                ("src/a/x.rs", text),
+                ("src/a/y.rs", "use super::x::X;"),
+                ("src/b.rs", ""),
+                ("src/c.rs", ""),
+            ])
+        };
+        let circle = ["circle of imports in a: a::x -> a::y, a::y -> a::x"];
+        assert_eq!(with("fn x() -> impl Fn() + use<'_> {}\nuse super::y::Y;"), circle);
+        assert!(with("use crate::a;\nfn x() { a::y::run() }").concat().contains("a::x -> a::y"));
+        assert!(with("use super::*;\nfn x() { y::run() }").concat().contains("a::x -> a::y"));
+        assert!(with("use super::y;\nfn x() { y::run() }").concat().contains("a::x -> a::y"));
+    }
+
+    #[test]
+    fn an_arrow_up_breaks_an_order() {
+        let files = [ROOT, ("src/a.rs", "use crate::b;"), ("src/b.rs", ""), ("src/c.rs", "use super::b::B;")];
+        let read =
+            |path: &str| files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned());
+        let imports = Imports::of_crate("src/lib.rs", &read);
+        assert_eq!(imports.against(&["a", "c", "b"]), [""; 0]);
+        assert_eq!(imports.against(&["a", "b", "c"]), ["an arrow up: c -> b"]);
+        let of_another = [
+            "c has no place in the order of the crate",
+            "d is in the order of the crate, and no module of it",
+        ];
+        assert_eq!(imports.against(&["a", "b", "d"]), of_another);
     }
 
     #[test]

@@ -54,10 +54,11 @@ const TYPES: [&str; 46] = [
 ];
 
 /// Verbs that stand for many things: suspect, repair, poll, notify, print and the like say which.
-const VERBS: [&str; 8] = ["doubt", "learn", "look", "mend", "say", "tell", "turn", "teach"];
+const VERBS: [&str; 12] =
+    ["doubt", "heed", "learn", "look", "looked", "mend", "said", "say", "teach", "tell", "told", "turn"];
 
 /// Verbs that are plain with what follows them.
-const FUNCTIONS: [&str; 3] = ["look_up", "turn_around", "turn_back"];
+const FUNCTIONS: [&str; 1] = ["look_up"];
 
 /// Parts of names, wherever they stand in one.
 const PARTS: [&str; 4] = ["told_of", "mended", "whoever", "amiss"];
