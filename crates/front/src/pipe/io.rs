@@ -6,9 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_util::io::poll_write_buf;
 
 /// How much is read at once.
 pub(crate) const READ_BYTES: usize = 64 << 10;
@@ -58,10 +57,14 @@ pub(crate) fn write<W: AsyncWrite + Unpin>(
 ) -> Result<bool, Ended> {
     let mut written = false;
     while !buffer.is_empty() {
-        match poll_write_buf(Pin::new(&mut *io), cx, buffer) {
+        // As one slice: `poll_write_buf` prepares 64 of them each time, and there is never more than one.
+        match Pin::new(&mut *io).poll_write(cx, buffer) {
             Poll::Pending => return Ok(written),
             Poll::Ready(Ok(0) | Err(_)) => return Err(Ended),
-            Poll::Ready(Ok(_)) => written = true,
+            Poll::Ready(Ok(taken)) => {
+                buffer.advance(taken);
+                written = true;
+            }
         }
     }
     // With TLS, records may wait in between.

@@ -178,11 +178,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         self.poll_waiting(cx);
         moved |= self.read_client(cx)?;
         moved |= self.session.take();
-        moved |= self.act(cx);
+        moved |= !self.session.actions.is_empty() && self.act(cx);
         moved |= self.write_server(cx)?;
         moved |= self.read_server(cx)?;
         moved |= self.session.take_replies()?;
-        moved |= self.act(cx);
+        moved |= !self.session.actions.is_empty() && self.act(cx);
         moved |= self.write_client(cx)?;
         Ok(moved)
     }
