@@ -179,7 +179,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if result.is_equal() || partial && only_the_failed { whole } else { Ok(verify::exit_of(&result)) }
 }
 
-/// Whether the target differs in nothing but that it lacks up to so many keys.
+/// Whether the target lacks at most `keys` keys, and differs in nothing else.
 fn lacks_at_most(result: &VerifyReport, keys: u64) -> bool {
     let t = &result.tally;
     t.missing <= keys && t.differing + t.extra + t.unstable + result.unproven_slots == 0

@@ -177,11 +177,13 @@ impl Session {
             return self.await_more(moving);
         }
         self.asking = self.face.as_ref().filter(|_| extent.whole).and_then(|_| Question::of(&words));
-        if let Handling::Refused(why) = find(name, second).handling() {
+        let row = find(name, second);
+        if let Handling::Refused(why) = row.handling() {
             let error = refusal(name, why);
             return self.refuse(moving, extent, error);
         }
-        if elements::iterates(name) {
+        let iterates = row.migrating == Some(Rule::Elements);
+        if iterates {
             if !extent.whole {
                 return self.await_more(moving);
             }
@@ -194,7 +196,7 @@ impl Session {
                 return self.refuse(moving, extent, error);
             }
         }
-        if find(name, second).migrating == Some(Rule::Noted(Note::Watch)) {
+        if row.migrating == Some(Rule::Noted(Note::Watch)) {
             moving.transaction.watch();
         }
         let plan = match migration.is_done() {
@@ -209,7 +211,7 @@ impl Session {
         }
         // After a turn this is for the target alone: cursors of the source have no mark that shows their
         // turn.
-        let is_iteration = migration.reversals > 0 && elements::iterates(name);
+        let is_iteration = migration.reversals > 0 && iterates;
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
         match plan {
             Plan::Read(at) | Plan::Write(at) if !extent.whole => match at.iter().map(bytes).collect() {

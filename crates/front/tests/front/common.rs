@@ -1,5 +1,6 @@
 //! A front in a runtime of its own, and clients that know nothing but bytes.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -309,6 +310,29 @@ impl Client {
     pub fn ask(&mut self, words: &[&str], reply: &str) {
         self.send(&command(words));
         self.expect(reply.as_bytes());
+    }
+
+    /// Goes on with `SCAN`, adds the keys of its reply to `found`, and returns where to go on.
+    #[track_caller]
+    pub fn scan(&mut self, cursor: &str, found: &mut BTreeSet<String>) -> String {
+        self.send(&command(&["SCAN", cursor, "COUNT", "10"]));
+        let (next, keys) = self.page();
+        found.extend(keys);
+        next
+    }
+
+    /// The reply to `SCAN` or one of its relatives: where to go on, and what it has found.
+    #[track_caller]
+    pub fn page(&mut self) -> (String, Vec<String>) {
+        assert_eq!(self.line(), "*2\r\n");
+        self.line();
+        let next = self.line().trim().to_owned();
+        let count: usize = self.line().trim()[1..].parse().expect("a number");
+        let items = (0..count).map(|_| {
+            self.line();
+            self.line().trim().to_owned()
+        });
+        (next, items.collect())
     }
 
     /// The next line, with its end.

@@ -20,17 +20,9 @@ fn pair() -> (Server, Server) {
 /// One step: the next cursor; every second item of a hash or a sorted set is a name.
 fn step(client: &mut Client, scan: &str, cursor: &str, found: &mut BTreeSet<String>) -> String {
     client.send(&command(&[scan, "k", cursor, "COUNT", "100"]));
-    assert_eq!(client.line(), "*2\r\n");
-    client.line();
-    let next = client.line().trim().to_owned();
-    let items: usize = client.line().trim()[1..].parse().expect("a number");
-    for at in 0..items {
-        client.line();
-        let item = client.line().trim().to_owned();
-        if scan == "SSCAN" || at % 2 == 0 {
-            found.insert(item);
-        }
-    }
+    let (next, items) = client.page();
+    let is_name = |at: usize| scan == "SSCAN" || at.is_multiple_of(2);
+    found.extend(items.into_iter().enumerate().filter(|(at, _)| is_name(*at)).map(|(_, item)| item));
     next
 }
 

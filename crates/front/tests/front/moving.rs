@@ -410,20 +410,6 @@ fn clients_do_not_notice_when_servers_hang_up_on_those_who_wait_for_nothing() {
     reads.ask(&["GET", "a"], "$3\r\nv!!\r\n");
 }
 
-/// The reply to `SCAN`: where to go on, and how many keys; they are added to `found`.
-fn scan(client: &mut Client, cursor: &str, found: &mut std::collections::BTreeSet<String>) -> String {
-    client.send(&command(&["SCAN", cursor, "COUNT", "10"]));
-    assert_eq!(client.line(), "*2\r\n");
-    client.line();
-    let next = client.line().trim().to_owned();
-    let keys: usize = client.line().trim()[1..].parse().expect("a number");
-    for _ in 0..keys {
-        client.line();
-        found.insert(client.line().trim().to_owned());
-    }
-    next
-}
-
 #[test]
 fn a_scan_goes_on_in_a_front_that_is_run_again_when_all_is_done() {
     let _alone = alone();
@@ -435,7 +421,7 @@ fn a_scan_goes_on_in_a_front_that_is_run_again_when_all_is_done() {
     let mut cursor = {
         let between = Between::of(&source, &target);
         let mut client = between.client();
-        let cursor = scan(&mut client, "0", &mut found);
+        let cursor = client.scan("0", &mut found);
         between.start().expect("it begins");
         wait_until("all keys have moved", || status(&between)["phase"] == "done");
         cursor
@@ -443,7 +429,7 @@ fn a_scan_goes_on_in_a_front_that_is_run_again_when_all_is_done() {
     let between = Between::after(Phase::Done, &source, &target);
     let mut client = between.client();
     while cursor != "0" {
-        cursor = scan(&mut client, &cursor, &mut found);
+        cursor = client.scan(&cursor, &mut found);
     }
     assert_eq!(found.len(), 300);
     assert!(between.start().expect_err("once").to_string().contains("all keys have moved"));

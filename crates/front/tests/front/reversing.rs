@@ -225,20 +225,6 @@ fn a_transaction_comes_to_its_end_before_keys_move_back() {
     between.client().ask(&["GET", &key(heard)], "$1\r\n1\r\n");
 }
 
-/// What the server said to `SCAN`: where to go on. Its keys are added to `found`.
-fn scan(client: &mut Client, cursor: &str, found: &mut BTreeSet<String>) -> String {
-    client.send(&command(&["SCAN", cursor, "COUNT", "10"]));
-    assert_eq!(client.line(), "*2\r\n");
-    client.line();
-    let next = client.line().trim().to_owned();
-    let keys: usize = client.line().trim()[1..].parse().expect("a number");
-    for _ in 0..keys {
-        client.line();
-        found.insert(client.line().trim().to_owned());
-    }
-    next
-}
-
 #[test]
 fn an_iteration_misses_nothing_however_often_the_direction_is_reversed() {
     let _alone = alone();
@@ -253,9 +239,9 @@ fn an_iteration_misses_nothing_however_often_the_direction_is_reversed() {
     let (mut found, mut cursor) = (BTreeSet::new(), "0".to_owned());
     // Far into the second half, and then two turns, after which every key is where it was.
     for reversals in 1..=2 {
-        cursor = scan(&mut client, &cursor, &mut found);
+        cursor = client.scan(&cursor, &mut found);
         while cursor.parse::<u64>().expect("a number") & (1 << 52) == 0 || found.len() < 200 {
-            cursor = scan(&mut client, &cursor, &mut found);
+            cursor = client.scan(&cursor, &mut found);
         }
         assert!(found.len() < 300, "nothing is left to be missed");
         found.clear();
@@ -264,7 +250,7 @@ fn an_iteration_misses_nothing_however_often_the_direction_is_reversed() {
         wait_until("the filter is there", || status(&between)["moving"]["rebuilding"] == false);
     }
     while cursor != "0" {
-        cursor = scan(&mut client, &cursor, &mut found);
+        cursor = client.scan(&cursor, &mut found);
     }
     assert_eq!(found.len(), 300);
     // A cursor that was given in a transaction, without a mark, could be that of either server.
