@@ -12,7 +12,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_flow::journal::{self, Unfinished};
-use whimbrel_flow::sync::{self, FenceNote};
+use whimbrel_flow::sync::FenceNote;
 
 use crate::again;
 use crate::clock::now_s;
@@ -462,7 +462,7 @@ impl Jobs {
     /// # Errors
     /// `Own` if its journal cannot be removed.
     fn discard(&self, status: &Status) -> Result<bool> {
-        let leaves_fence = sync::discard(&self.folder, &status.id)?;
+        let leaves_fence = steering::discard(&self.folder, status.kind, &status.id)?;
         let (phase, updated_s) = ("cancelled".to_owned(), now_s());
         self.store.end(&Status { phase, ended: true, updated_s, ..status.clone() });
         Ok(leaves_fence)

@@ -10,6 +10,7 @@ mod files;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -28,7 +29,7 @@ pub use self::files::{
 use crate::scan::Position;
 
 /// Format of the documents. A file of another format is refused with a clear message.
-const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 2;
 
 /// Journals above this number are not listed.
 const UNFINISHED_MAX: usize = 10_000;
@@ -133,7 +134,8 @@ pub fn exists(folder: &Path, name: &str) -> bool {
     file_of(folder, name).exists()
 }
 
-fn file_of(folder: &Path, name: &str) -> PathBuf {
+/// The path of the journal of this name.
+pub(crate) fn file_of(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.journal"))
 }
 
@@ -382,10 +384,8 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
 
     fn load(&self, description: &str) -> Result<S> {
         let read = |name| self.documents.read(name).map_err(|e| self.fail(&e));
-        let (format, job, state) = (read("format")?, read("job")?, read("state")?);
-        if format.as_deref() != Some(&FORMAT.to_string()) {
-            return Err(self.fail(&"it was written by another version of whimbrel"));
-        }
+        let (job, state) = (read("job")?, read("state")?);
+        check_format(&*self.documents).map_err(|e| self.fail(&e))?;
         if job.as_deref() != Some(description) {
             return Err(self.fail(&"it belongs to a job with other options"));
         }
@@ -395,6 +395,14 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     fn fail(&self, what: &dyn std::fmt::Display) -> Error {
         Error::own("keep the journal", format!("the journal {} cannot be used: {what}", self.path.display()))
             .with_remedy("see that the disk has room, or remove the file and start again")
+    }
+}
+
+/// What this version writes, it can read: journals of others are not guessed at.
+pub(crate) fn check_format(documents: &dyn Documents) -> io::Result<()> {
+    match documents.read("format")?.as_deref() == Some(&FORMAT.to_string()) {
+        true => Ok(()),
+        false => Err(io::Error::other("it was written by another version of whimbrel")),
     }
 }
 

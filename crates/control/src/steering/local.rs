@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::budget::{RateChange, Rates};
+use whimbrel_flow::journal;
 use whimbrel_flow::sync::{
     self, Ask, Beginning, CutoverOptions, CutoverReport, NotTakenOver, SILENT_AFTER_MS, SyncStatus,
 };
@@ -33,6 +34,18 @@ const SILENCE_POLL: Duration = Duration::from_secs(1);
 
 /// How an error is worded for people who use another process.
 pub type Worded = fn(Error) -> String;
+
+/// Permanently ends a copy, a verification or a sync that no process runs: it cannot go on any more. True if
+/// the fence of a killed cutover may still be up.
+///
+/// # Errors
+/// As [`sync::discard`].
+pub(crate) fn discard(folder: &Path, kind: Kind, name: &str) -> Result<bool> {
+    match kind {
+        Kind::Sync => sync::discard(folder, name),
+        _ => journal::discard(folder, name).map(|()| false),
+    }
+}
 
 /// What a job is, and how to find out how it stands.
 pub struct LocalJob {
@@ -400,20 +413,24 @@ pub async fn attended<T, R: Serialize>(
         never = job.cut_over_later() => match never {},
     };
     let is_cancelled = job.is_cancelled();
-    let name = job.standing().await.job.id;
+    let Status { id: name, kind, .. } = job.standing().await.job;
     if let Ok(done) = &outcome {
         store.keep_report(&name, report(done));
     }
     match outcome.as_ref().map(came) {
         Ok(Came::Through(word)) => attended.leave(How::Ended(word)).await,
         _ if is_cancelled => {
-            if let Err(error) = sync::refuse_to_discard(folder, &name) {
+            let refused = match kind {
+                Kind::Sync => sync::refuse_to_discard(folder, &name),
+                _ => Ok(()),
+            };
+            if let Err(error) = refused {
                 attended.leave(How::Interrupted(&error.problem())).await;
                 return Err(error);
             }
-            let mut discarded = Ok(());
+            let mut discarded = Ok(false);
             attended
-                .leave_after(How::Ended("cancelled"), || discarded = sync::discard(folder, &name).map(drop))
+                .leave_after(How::Ended("cancelled"), || discarded = discard(folder, kind, &name))
                 .await;
             discarded?;
         }

@@ -1,6 +1,7 @@
 //! What undoes the fence of a cutover, kept in a file until the fence is taken down.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,9 @@ use whimbrel_engine::seal::{WriterFence, WriterFenceKind};
 
 use super::state::SyncState;
 use super::syncer::Syncer;
-use crate::journal::{self, DiskFull, Documents, RedbDocuments, remove_if_there, write_durably};
+use crate::journal::{
+    self, DiskFull, Documents, OpenError, RedbDocuments, is_full, remove_if_there, write_durably,
+};
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
@@ -90,11 +93,12 @@ impl Syncer {
 /// at its source is noted first: the journal is all that knows of it. True if there is such a thing.
 ///
 /// # Errors
-/// As [`journal::discard`]; `Own` if the note cannot be written; `Options` if a cutover back was interrupted:
-/// then writers may be let in on either side, and only the sync itself keeps them away from one of them.
+/// As [`journal::discard`]; `Own` if the journal cannot be read, or the note cannot be written; `Options` if a
+/// cutover back was interrupted: then writers may be let in on either side, and only the sync itself keeps
+/// them away from one of them.
 pub fn discard(folder: &Path, name: &str) -> Result<bool> {
     // Others are kept away until it is gone.
-    let Some((documents, left)) = Left::in_journal(folder, name) else {
+    let Some((documents, left)) = Left::in_journal(folder, name)? else {
         return journal::discard(folder, name).map(|()| false);
     };
     let Some(note) = left.note else { return Err(left.refuse("cancel the job", name)) };
@@ -110,9 +114,9 @@ pub fn discard(folder: &Path, name: &str) -> Result<bool> {
 /// Whether the sync of this name cannot be discarded, as [`discard`].
 ///
 /// # Errors
-/// `Options` if so.
+/// `Options` if so; `Own` if its journal cannot be read.
 pub fn refuse_to_discard(folder: &Path, name: &str) -> Result<()> {
-    match Left::in_journal(folder, name) {
+    match Left::in_journal(folder, name)? {
         Some((_, left @ Left { note: None })) => Err(left.refuse("cancel the job", name)),
         _ => Ok(()),
     }
@@ -127,25 +131,48 @@ struct Left {
 
 impl Left {
     /// As the journal of this name has it, which others cannot open until it is dropped. `None` also if a
-    /// process runs that sync, or the journal cannot be read.
-    fn in_journal(folder: &Path, name: &str) -> Option<(RedbDocuments, Left)> {
-        let documents = journal::exists(folder, name).then(|| journal::lock(folder, name).ok()).flatten()?;
-        let left = Left::of(&documents)?;
-        Some((documents, left))
+    /// process runs that sync.
+    ///
+    /// # Errors
+    /// `Own` if the journal cannot be read: it may know of a fence, and nothing else does.
+    fn in_journal(folder: &Path, name: &str) -> Result<Option<(RedbDocuments, Left)>> {
+        let unreadable = |e: io::Error| {
+            let file = journal::file_of(folder, name);
+            let what = format!(
+                "the journal {} cannot be read ({e}), and only there is written down whether a cutover keeps \
+                    writers away from either side",
+                file.display()
+            );
+            let first = if is_full(&e) { "make room on the disk" } else { "use the version that wrote it" };
+            let remedy = format!("{first}; or see that clients may write where they should, and remove it");
+            Error::own("read the journal", what).with_remedy(remedy)
+        };
+        if !journal::exists(folder, name) {
+            return Ok(None);
+        }
+        let documents = match journal::lock(folder, name) {
+            Ok(documents) => documents,
+            Err(OpenError::InUse) => return Ok(None),
+            Err(OpenError::Failed(error)) => return Err(unreadable(error)),
+        };
+        let left = Left::of(&documents).map_err(unreadable)?;
+        Ok(left.map(|left| (documents, left)))
     }
 
     /// As a journal has it; `None` if there is nothing to be taken down or put up again. A pause ends by
     /// itself.
-    fn of(documents: &dyn Documents) -> Option<Left> {
-        let text = documents.read("state").ok().flatten()?;
-        let state: SyncState = serde_json::from_str(&text).ok()?;
+    fn of(documents: &dyn Documents) -> io::Result<Option<Left>> {
+        // A process that was killed while it made the journal has left an empty one.
+        let Some(text) = documents.read("state")? else { return Ok(None) };
+        journal::check_format(documents)?;
+        let state: SyncState = serde_json::from_str(&text)?;
         if state.lift.is_some() && (state.lifted || state.cut_over.is_some()) {
-            return Some(Left { note: None });
+            return Ok(Some(Left { note: None }));
         }
-        let fence = state.cut_over?;
+        let Some(fence) = state.cut_over else { return Ok(None) };
         let stays = matches!(fence.kind(), WriterFenceKind::Acl | WriterFenceKind::ReadonlyReplica);
         let note = FenceNote { source: state.source, fence, interrupted: true };
-        (stays && note.fence.is_plausible()).then_some(Left { note: Some(note) })
+        Ok((stays && note.fence.is_plausible()).then_some(Left { note: Some(note) }))
     }
 
     fn refuse(&self, tried: &str, name: &str) -> Error {
@@ -255,13 +282,13 @@ impl FenceNote {
     /// source.
     ///
     /// # Errors
-    /// `Options` if there is such a thing, unless the sync is `resumed`.
+    /// `Options` if there is such a thing, unless the sync is `resumed`; `Own` if its journal cannot be read.
     pub fn refuse_to_forget(folder: &Path, name: &str, resumed: bool) -> Result<()> {
         if resumed {
             return Ok(());
         }
-        // One that is in use, or cannot be read, cannot be begun anew either.
-        match Left::in_journal(folder, name) {
+        // One that is in use cannot be begun anew either.
+        match Left::in_journal(folder, name)? {
             Some((_, left)) => Err(left.refuse("begin the sync anew", name)),
             None => Ok(()),
         }
@@ -311,5 +338,49 @@ impl FenceNote {
         let written = disk.until_room(|| write_durably(file, &note)).await;
         written.map_err(|e| Error::own(format!("write {}", file.display()), e))?;
         FenceNote::forget_older(&older, file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::FORMAT;
+
+    const NAME: &str = "sync-a";
+
+    /// Only the journal knows whether a fence is up: one that is damaged, or of another version, is not
+    /// removed by us.
+    #[test]
+    fn a_journal_that_cannot_be_read_is_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let file = journal::file_of(folder, NAME);
+        let write = |format: &str, state: &str| {
+            let documents = RedbDocuments::create(&file).expect("it is made");
+            documents.write(&[("format", format), ("state", state)]).expect("it is written");
+        };
+        let is_kept = |what: &str| {
+            let refused = [
+                discard(folder, NAME).err(),
+                refuse_to_discard(folder, NAME).err(),
+                FenceNote::refuse_to_forget(folder, NAME, false).err(),
+            ];
+            for error in refused {
+                let error = error.unwrap_or_else(|| panic!("{what} would be forgotten"));
+                assert!(error.problem().contains("cannot be read"), "{what}: {error}");
+            }
+            assert!(file.exists(), "{what} is gone");
+        };
+        let state = serde_json::to_string(&SyncState::default()).expect("a state");
+        write(&FORMAT.to_string(), &state[1..]);
+        is_kept("a state that is damaged");
+        write("999", &state);
+        is_kept("a state of another version");
+        std::fs::write(&file, "no journal").expect("it is written");
+        is_kept("a file that is damaged");
+        std::fs::remove_file(&file).expect("it is removed");
+        write(&FORMAT.to_string(), &state);
+        assert!(!discard(folder, NAME).expect("it can be read"), "there is no fence");
+        assert!(!file.exists(), "it has ended");
     }
 }
