@@ -35,7 +35,7 @@ impl Exit {
     pub const TABLE: [(Exit, &'static str); 10] = [
         (Exit::Success, "done; verify found no difference"),
         (Exit::Internal, "something of whimbrel's own failed: a file, the journal, a defect"),
-        (Exit::Usage, "the command line makes no sense, or not for this cluster; nothing was changed"),
+        (Exit::Usage, "the command line is invalid, or invalid for this cluster; nothing was changed"),
         (Exit::Unreachable, "a server could not be reached or refused the login; nothing was written"),
         (Exit::Refused, "refused before writing: the target is not empty, full, a replica, …"),
         (
@@ -44,11 +44,14 @@ impl Exit {
              of a database that was emptied meanwhile; a cutover: except for a hook that failed",
         ),
         (Exit::Different, "verify found differences, or could not compare keys of slots that kept moving"),
-        (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
+        (
+            Exit::Interrupted,
+            "stopped half-way by an error that retries did not solve; continue with --resume, or jobs resume",
+        ),
         (Exit::Problem, "the cluster has a problem: status found it, or repair left it"),
         (
             Exit::Stopped,
-            "stopped by Ctrl-C or SIGTERM; --resume goes on, moves of slots begin again for the rest",
+            "stopped by Ctrl-C or SIGTERM; continue with --resume; for slots, run the same command again",
         ),
     ];
 

@@ -49,8 +49,8 @@ async function ask(method, path, body, signal) {
       0,
       "the console's server does not answer",
       method === "GET"
-        ? "see whether whimbrel serve runs, and the network to it"
-        : "look at the jobs before you try again: it may have been done",
+        ? "check that whimbrel serve runs, and that this machine can reach it"
+        : "check the jobs before you try again: it may have been done",
     );
   let response;
   try {
@@ -77,7 +77,7 @@ async function ask(method, path, body, signal) {
   // A proxy may give up, or answer in the server's place, while an order is carried out.
   const unsure = method === "GET" ? null : "look at the jobs before you try again: it may have been done";
   if (response.ok && value !== null) return value;
-  if (response.ok) throw new ApiError(0, "what has answered is not the console's server", unsure);
+  if (response.ok) throw new ApiError(0, "the answer did not come from the console's server", unsure);
   // Of a token that has been replaced meanwhile it says nothing about the new one.
   if (response.status === 401 && sent === token()) whenRefused();
   throw new ApiError(

@@ -138,7 +138,7 @@ function updateShard(line, { shard, layer, isLarge, stays }) {
   show(parts.asOf, isSilent);
   if (isSilent) {
     text(parts.silent, silence(shard));
-    text(parts.asOf, shard.read_ms ? `numbers of ${clock(shard.read_ms)}` : "no numbers yet");
+    text(parts.asOf, shard.read_ms ? `numbers from ${clock(shard.read_ms)}` : "no numbers yet");
   }
   const [owned, leaving, coming] = [layer.owned, layer.leaving, layer.coming].map(sizeOf);
   const onTheWay = [
@@ -323,7 +323,7 @@ function paintHead(at, cluster) {
     text(
       at.error,
       `The cluster does not answer: ${cluster.error}. ` +
-        (cluster.read_ms ? `What you see is of ${clock(cluster.read_ms)}.` : "Nothing has been read yet."),
+        (cluster.read_ms ? `What you see is from ${clock(cluster.read_ms)}.` : "Nothing has been read yet."),
     );
   refill(at.findings, found, () => found.map(finding));
   show(at.findingsPart, found.length > 0);

@@ -144,10 +144,10 @@ export function ask(
     title: back ? `Roll back to ${to}` : `Cut over to ${to}`,
     test: "cutover",
     name: job.name,
-    verb: back ? "Roll back" : due.length ? "Order it" : "Cut over",
+    verb: back ? "Roll back" : due.length ? "Cut over later" : "Cut over",
     warnings,
     lines: [
-      due.length ? `Later, and by itself: ${due.join(", ")}. It can be taken back until then.` : null,
+      due.length ? `Later, without asking again: ${due.join(", ")}. You can withdraw it until then.` : null,
       `Writes are paused for at most ${duration(values.max_pause_ms)}. Then ${to} takes over from ${from}.`,
       values.fence === "none"
         ? "Nothing keeps writers away from the source afterwards."
@@ -161,7 +161,7 @@ export function ask(
       command(line),
     ].filter(Boolean),
     run: async (name) => {
-      if (!holds()) throw new Error("something has changed meanwhile: close this, look at it, and ask again");
+      if (!holds()) throw new Error("the job has changed meanwhile: close this, check the job, and retry");
       const body = { ...values, ...later, reverse: values.reverse && !back, back, dry_run: false, confirm: name };
       done(await post(jobPath(job.name, "cutover"), body));
     },

@@ -11,7 +11,7 @@ const MEMBERS = [
   { key: "owned", head: "Partitions", number: true },
   { key: "weight", head: "Weight", number: true },
   { key: "silent", head: "Last heard", number: true },
-  { key: "lag", head: "Lag", number: true },
+  { key: "lag", head: "Changes missed", number: true },
   { key: "held", head: "Requests", number: true },
   { key: "table", head: "Table" },
   { key: "version", head: "Version" },
@@ -40,7 +40,7 @@ function stateOf(member) {
   if (!member.connected) {
     return typeof member.silent_ms === "number"
       ? ["not connected", "bad"]
-      : ["not heard of since the coordinator began", "bad"];
+      : ["not heard from since the coordinator started", "bad"];
   }
   if (member.leaving) return ["leaves", "warn"];
   return member.weight === 0 ? ["drained", "warn"] : ["serves", "good"];

@@ -218,9 +218,9 @@ function setForm(name) {
       { class: "fields" },
       field("Keys per second", keys, "5k, or none for no bound"),
       field("Bytes per second", size, "64MiB, or none"),
-      field("Slower above", slow, "a server's latency: 5ms, or none"),
-      field("Slower where replicas are behind", lag, "of the target: 64MiB, 5s, or none"),
-      field("Slower where a server is busy", load, "percent of a core: 60%, or none"),
+      field("Slow down above", slow, "a server's latency: 5ms, or none"),
+      field("Slow down if replicas are behind", lag, "of the target: 64MiB, 5s, or none"),
+      field("Slow down if a server is busy", load, "percent of a core: 60%, or none"),
       field("Only between", between, "a time of the day, in UTC: 01:00-05:00, or none"),
       field("Memory", memory, "values in flight, of a copy or a sync: 64MiB"),
       field("Lanes", lanes, "connections that move keys: 8, or 2:8 to read and to write"),
@@ -239,7 +239,7 @@ function setForm(name) {
         max_pause_ms: needed(pause, parseDuration),
       });
       inputs.forEach((i) => (i.value = ""));
-      return "It is set.";
+      return "The limits are set.";
     },
   });
 }
@@ -277,10 +277,10 @@ function askGoOn(job) {
   const secret = (test) => h("input", { type: "password", test, autocomplete: "off" });
   const passwords = [secret("go-on-source-password"), secret("go-on-target-password")];
   confirm({
-    title: `Go on with ${job.name}`,
+    title: `Continue ${job.name}`,
     test: "go-on",
     name: job.name,
-    verb: "Go on",
+    verb: "Continue",
     lines: [
       job.kind === "verify"
         ? "It goes on where it stopped."
@@ -290,7 +290,7 @@ function askGoOn(job) {
       h(
         "p",
         { class: "dim" },
-        "Hooks, lanes, retries and files for TLS are not written down. With these it goes on by the terminal:",
+        "Hooks, lanes, retries and TLS files are not recorded. To continue with them, use a terminal:",
       ),
       command(job.again),
     ],
@@ -372,7 +372,7 @@ function actions(job, result) {
       button("Pause", "pause", steer("pause", "Paused: no keys move."), { disabled: !can.includes("pause") }),
     isSteered &&
       button("Resume", "resume", steer("resume", "Resumed."), { disabled: !can.includes("resume") }),
-    can.includes("go-on") && button("Go on …", "go-on", () => askGoOn(job)),
+    can.includes("go-on") && button("Continue …", "go-on", () => askGoOn(job)),
     can.includes("cutover") &&
       h(
         "a",
@@ -391,10 +391,10 @@ function actions(job, result) {
         "p",
         { class: "dim" },
         job.elsewhere
-          ? "It runs elsewhere, and is steered there."
+          ? "It runs elsewhere: control it there."
           : job.answers === false
-            ? "It does not answer: see its process."
-            : "There is nothing to steer now: it goes on by itself.",
+            ? "It does not answer: check its process."
+            : "There is nothing to control now: it continues by itself.",
       ),
   ];
 }

@@ -120,7 +120,7 @@ function showAge() {
   const age = read ? serverNow() - read : null;
   node.dataset.state = state.connection;
   document.body.classList.toggle("stale", state.connection === "lost");
-  const ofWhen = state.everRead && read ? `what you see is of ${clock(read)}` : "nothing has been read yet";
+  const ofWhen = state.everRead && read ? `what you see is from ${clock(read)}` : "nothing has been read yet";
   if (state.connection === "lost") {
     text(byId("age-text"), `connection lost ${ago(Date.now() - state.lostAt)}, trying again: ${ofWhen}`);
   } else if (!state.everRead || age === null) {
@@ -169,7 +169,7 @@ function connect() {
       const wasLost = state.connection === "lost";
       lastGot = Date.now();
       const changed = take(event, data);
-      if (wasLost) announce("connection found again");
+      if (wasLost) announce("connection restored");
       changed.news.forEach(announce);
       if (!state.me) askMe();
       soon(changed);

@@ -167,7 +167,7 @@ function refusal(job) {
   if (isCutOver(job)) return "It is done.";
   if (job.ended) return "The sync has ended.";
   return job.phase === "following"
-    ? "As the job stands it cannot be asked."
+    ? "The job cannot be cut over in its present state."
     : "The sync has to follow first.";
 }
 
@@ -226,7 +226,7 @@ function skeleton(name, job, mine, update, poller) {
     class: "danger",
   });
   at.cutResult = h("div", {});
-  at.withdraw = button("Take the order back", "cutover-withdraw", () => doWithdraw(at, name));
+  at.withdraw = button("Withdraw the cutover", "cutover-withdraw", () => doWithdraw(at, name));
   at.cut = step(
     5,
     "Cut over",
@@ -307,7 +307,7 @@ function doCutover(at, job, mine, poller, update) {
 async function doWithdraw(at, name) {
   try {
     await order(jobPath(name, "cutover/withdraw"));
-    fill(at.cutResult, h("p", { role: "status" }, "Taken back: it is not cut over later."));
+    fill(at.cutResult, h("p", { role: "status" }, "Withdrawn: no cutover will be made."));
   } catch (error) {
     fill(at.cutResult, failure(error));
   }
@@ -365,7 +365,7 @@ function paintSteps(at, job, read, mine) {
     [
       !found && may("administer") && "not assessed by this console; it may have been on a terminal",
       !found && !may("administer") && "what an assessment found is shown to the role administer",
-      found && !found.report && `the assessment of ${age} could not be made`,
+      found && !found.report && `the assessment ${age} could not be made`,
     ],
   );
   refill(at.assessFound, found?.at ?? null, () =>
@@ -405,7 +405,7 @@ function paintCutover(at, job, mine, remembered) {
       ? []
       : [
           !last && "not rehearsed yet",
-          last?.error && `the rehearsal of ${age} was refused: ${last.error}`,
+          last?.error && `the rehearsal ${age} was refused: ${last.error}`,
           last && !last.error && !fits && "rehearsed with other choices: rehearse again",
         ],
   );

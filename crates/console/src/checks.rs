@@ -118,7 +118,7 @@ fn check(inner: &Inner, method: &Method, headers: &HeaderMap) -> Result<(), Fail
     });
     let is_one = headers.get_all(header::HOST).iter().count() == 1;
     if !is_one || !is_named && !is_own_name(host) {
-        let what = "ask by the address of this machine, by its own name, or by one given to the console";
+        let what = "the console is not known by this host name: use this machine's address or name";
         return Err(Failure::new(StatusCode::MISDIRECTED_REQUEST, what)
             .with_remedy("whimbrel serve --console-host NAME adds a name"));
     }

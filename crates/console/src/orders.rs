@@ -321,7 +321,7 @@ async fn running(inner: &Inner, name: &str) -> Answer<Entry> {
         (true, _) => Ok(entry),
         (false, true) => Err(has_ended(name, &entry.status.phase)),
         (false, false) => Err(Failure::conflict(format!("job {name} does not run: it was interrupted"))
-            .with_remedy("go on with it first: go-on does, or the command on its page")),
+            .with_remedy("continue it first, by go-on or by the command on its page")),
     }
 }
 

@@ -243,7 +243,7 @@ impl MetricsSource for Current {
 
 /// Why it does not get on as it should; empty if it does. The same words for as long as that lasts.
 fn trouble(shown: &SyncShown) -> String {
-    let silent = shown.silences().map(|(side, at, _)| format!("nothing is heard of the {side} {at}"));
+    let silent = shown.silences().map(|(side, at, _)| format!("nothing is heard from the {side} {at}"));
     let full = shown.disk_full_ms.map(|_| "the disk of the state folder is full".to_owned());
     silent.chain(full).collect::<Vec<_>>().join("; ")
 }
@@ -269,5 +269,5 @@ pub fn failed_hooks(report: &SyncReport) -> impl Iterator<Item = (&str, &str)> {
 
 /// In words, of one of [`SyncShown::silences`](whimbrel_flow::sync::SyncShown::silences).
 pub fn nothing_heard((side, address, silent_ms): (&str, &str, u64)) -> String {
-    format!("nothing heard of the {side} {address} for {}", format_duration_ms(silent_ms))
+    format!("nothing heard from the {side} {address} for {}", format_duration_ms(silent_ms))
 }

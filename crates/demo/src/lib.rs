@@ -43,7 +43,7 @@ pub fn reshard(engine: Engine, keys: u64) -> anyhow::Result<Outcome> {
     interrupt::run(Outcome::Stopped, |interrupt| reshard::show(engine, keys, interrupt))
 }
 
-/// Opens the console before a cluster with at least [`KEYS_MIN`] keys under load, until the user stops it or
+/// Opens the console of a cluster with at least [`KEYS_MIN`] keys under load, until the user stops it or
 /// for `time`, and proves that nothing was lost.
 ///
 /// # Errors

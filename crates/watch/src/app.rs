@@ -91,7 +91,7 @@ impl App {
 
     /// An order has come to no answer.
     pub(crate) fn broken_off(&mut self) {
-        (self.note, self.is_busy) = ("the question was broken off".to_owned(), false);
+        (self.note, self.is_busy) = ("the request got no answer".to_owned(), false);
     }
 
     /// A key was pressed.
@@ -174,7 +174,7 @@ impl App {
 
     fn order(&mut self, ask: Ask) -> Action {
         if self.is_busy {
-            self.note = "the answer to the last key is waited for".to_owned();
+            self.note = "still waiting for the answer to the last keystroke".to_owned();
             return Action::None;
         }
         (self.note, self.is_busy) = (format!("the job is asked to {}", ask.word()), true);

@@ -58,7 +58,7 @@ pub fn page(status: &FleetStatus, screen: Screen) -> String {
         let state = match (member.connected, member.leaving, member.weight) {
             (false, ..) => match member.silent_ms {
                 Some(ms) => format!("not connected, silent for {} s", ms / 1_000),
-                None => "not heard of since the coordinator began".to_owned(),
+                None => "not heard from since the coordinator started".to_owned(),
             },
             (_, true, _) => "leaves".to_owned(),
             (_, _, 0) => "drained".to_owned(),

@@ -204,7 +204,7 @@ fn show_silence(watched: &Watched) -> io::Result<()> {
             writeln!(
                 io::stdout(),
                 "{}",
-                for_stdout(&format!("SILENT   nothing heard of {name} for {} s", silence.as_secs()))
+                for_stdout(&format!("SILENT   nothing heard from {name} for {} s", silence.as_secs()))
             )
         }
         None => Ok(()),

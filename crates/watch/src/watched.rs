@@ -131,7 +131,7 @@ impl Watched {
         &self.entry.status
     }
 
-    /// For how long nothing was heard of the process that runs it, where that is too long.
+    /// For how long nothing was heard from the process that runs it, where that is too long.
     pub(crate) fn silent(&self, now: Moment) -> Option<Duration> {
         let silence = now.at.saturating_duration_since(self.heard.at);
         (self.over().is_none() && silence >= SILENT_AFTER).then_some(silence)

@@ -753,7 +753,7 @@ fn no_more_clients_are_let_in_than_files_may_be_open() {
     assert!(text.contains("no place for clients") && text.contains("ulimit -Hn"), "{text}");
     let mut fewer = limited(600);
     let mut lines = BufReader::new(fewer.stderr.take().expect("it is piped")).lines();
-    let note = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("no more files may be open")));
+    let note = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("too few open files")));
     // Before anything is asserted: it must not outlive the test.
     fewer.kill().expect("it can be killed");
     fewer.wait().expect("it ends");

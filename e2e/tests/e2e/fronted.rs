@@ -345,7 +345,7 @@ fn who_writes_past_the_front_is_named_and_keeps_it_from_taking_over() {
         "counts",
     ]);
     let refused = refused.expect_code(4);
-    assert!(refused.stdout.contains("does not come by the front"), "{}", refused.stdout);
+    assert!(refused.stdout.contains("does not go through the front"), "{}", refused.stdout);
     assert!(refused.stdout.contains("w:past:"), "their keys are named: {}", refused.stdout);
     scene.assert_phase("forwarding", "to-target");
     flood.end();

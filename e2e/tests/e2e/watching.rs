@@ -399,7 +399,7 @@ fn a_server_that_hangs_is_said_to_be_silent() {
     for (side, server) in [("source", &source), ("target", &target)] {
         server.suspend().expect("it is suspended");
         let deadline = Instant::now() + PATIENCE;
-        let words = format!("nothing heard of the {side} {}", server.addr());
+        let words = format!("nothing heard from the {side} {}", server.addr());
         loop {
             let (status, body) = get(&at, "/readyz");
             if status.contains("503") && body.contains(&words) {

@@ -138,8 +138,8 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         .map_err(|e| match e.remedy {
             Some(_) => e,
             None => e.with_remedy(
-                "see what the process says that runs the sync; should it have died while writes were paused, \
-                    the servers resume them by themselves, after --max-pause at the latest",
+                "see the output of the process that runs the sync. If it died while writes were paused, the \
+                    servers resume them by themselves, after --max-pause at the latest",
             ),
         })?;
     if is_tried && answer.outcome.is_ok() {
@@ -367,9 +367,9 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints,
     out!("{}", compared(report));
     match front["others"].as_u64() {
         None => out!("others   the source does not show whether other clients are connected to it"),
-        Some(0) => out!("others   no client is connected to the source that does not come by the front"),
+        Some(0) => out!("others   no client is connected to the source except through the front"),
         Some(others) => out!(
-            "others   {} to the source that {} not come by the front: nothing holds them",
+            "others   {} to the source that {} not go through the front: nothing holds them",
             format_count_of(others, "connection"),
             if others == 1 { "does" } else { "do" }
         ),
@@ -380,7 +380,7 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Endpoints,
     }
     if !front["late"].is_null() {
         out!(
-            "LATE     somebody wrote to the source meanwhile, which the target lacks{}",
+            "LATE     somebody wrote to the source meanwhile: the target lacks these writes{}",
             last(&front["late"])
         );
     }
@@ -405,13 +405,13 @@ fn fenced(args: &CutoverArgs, Endpoints { source, target, .. }: &Endpoints) -> S
             format!("cut over users of {source} may not write any more: send clients to {target}")
         }
         Some(FenceChoice::ReadonlyReplica) => {
-            format!("cut over {source} is a replica of nobody and refuses writes: send clients to {target}")
+            format!("cut over {source} serves reads and refuses writes: send clients to {target}")
         }
         Some(FenceChoice::External) => {
             format!("cut over point clients to {target}; nothing blocks writes on {source} but you")
         }
         Some(FenceChoice::Front) => {
-            format!("cut over the front sends its clients to {target}; {source} is kept from nobody else")
+            format!("cut over the front sends its clients to {target}; others can still write to {source}")
         }
         Some(FenceChoice::None) | None => {
             "equal    writes resumed; the sync follows them until you stop it".to_owned()

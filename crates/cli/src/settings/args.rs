@@ -67,8 +67,8 @@ fn closing_words() -> String {
         text.push_str(&format!("  {:>3}  {meaning}\n", exit as u8));
     }
     text.push_str(
-        "\nEnvironment:\n  WHIMBREL_NAME        the option --name of any command, - written as _: see \
-            docs/configuration.md\n  \
+        "\nEnvironment:\n  WHIMBREL_OPTION      any option, in capitals with _ for -: WHIMBREL_MAX_PAUSE is \
+            --max-pause (docs/configuration.md)\n  \
          WHIMBREL_LOG         what is logged on standard error, from error (default) to \
             info and debug\n  \
          WHIMBREL_LOG_FORMAT  json: each line of the log is a JSON object\n\n\
@@ -91,9 +91,9 @@ pub enum Command {
     Sync(Box<SyncArgs>),
     /// Have the target of a running sync take over
     Cutover(Box<CutoverArgs>),
-    /// Take down the fence that a cutover has put up: let writers in again where they were
+    /// Remove the fence of a cutover, so that clients can write to the old source again
     Unfence(Box<UnfenceArgs>),
-    /// Show how jobs stand, or a fleet; on a terminal keys steer them
+    /// Show the state of jobs or of a fleet; on a terminal, single keys pause, resume and cancel jobs
     Watch(WatchArgs),
     /// Move slots of a cluster to other primaries, while clients write
     Reshard(Box<ReshardArgs>),
@@ -101,12 +101,12 @@ pub enum Command {
     Rebalance(Box<RebalanceArgs>),
     /// Move all slots of a primary to the others
     Drain(Box<DrainArgs>),
-    /// Keep running, move slots on request over the network, by Valkey's own commands, and show clients who
-    /// owns them; or be the coordinator of a fleet of fronts
+    /// Run a daemon that moves slots on request, by Valkey's own commands, and answers clients that ask which
+    /// node owns a slot; or run the coordinator of a fleet of fronts
     Serve(Box<ServeArgs>),
-    /// Serve clients in front of a server or a cluster, also while its keys move to another one
+    /// Run a proxy in front of a server or a cluster, which serves clients while the keys move to another one
     Front(Box<FrontArgs>),
-    /// Show a fleet of fronts, and have its members join in, leave, or give away what they have
+    /// Show a fleet of fronts, and make members join, leave, or give away their partitions
     Fleet(Box<FleetArgs>),
     /// List, show, cancel, resume and forget jobs
     Jobs(Box<JobsArgs>),
@@ -151,7 +151,7 @@ Examples:
   whimbrel config show --config orders.toml --profile eu sync
   whimbrel config show copy old:6379 new:6379 --replace     the command is not run
 
-The command line wins over the environment, that over the file, and that over defaults.")]
+Precedence, strongest first: the command line, the environment, the file, the defaults.")]
     Show(ConfigShowArgs),
 }
 
@@ -187,8 +187,8 @@ pub enum Demo {
     Reshard(DemoOptions),
     /// Copy all keys of one server to another, and prove it
     Copy(DemoOptions),
-    /// Open the console before a cluster under load, to plan and watch in a browser; Ctrl-C ends it, and
-    /// proves that nothing was lost
+    /// Open the console of a cluster under load, to plan and watch moves in a browser; Ctrl-C ends it, then
+    /// the demo proves that nothing was lost
     Console {
         /// What it is made of.
         #[command(flatten)]

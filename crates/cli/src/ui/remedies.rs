@@ -74,20 +74,20 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::LeaveOutFunctions(first) => return or(first, "leave out --functions"),
         Remedy::ChooseStateDir(first) => return or(first, "choose another folder with --state-dir"),
         Remedy::RepeatOptionsOrBeginAnew { existing: false } => {
-            "leave out --resume, or repeat the options of the one that was interrupted"
+            "repeat the options of the interrupted run to continue it, or leave out --resume to start over"
         }
         Remedy::RepeatOptionsOrBeginAnew { existing: true } => {
-            "leave out --resume, or repeat the options of the one that was interrupted, --replace, --skip or \
-                --fail included"
+            "repeat the options of the interrupted run to continue it, --replace, --skip or --fail included; \
+                or leave out --resume to start over"
         }
         Remedy::Resume("") => "go on with --resume",
         Remedy::Resume(first) => return format!("{first}, then go on with --resume").into(),
-        Remedy::BeginAnew => "leave out --resume: it begins anew",
+        Remedy::BeginAnew => "leave out --resume to start over",
         Remedy::SayWhatHappensToExistingKeys => "say what to do with them: --replace, --skip or --fail",
         Remedy::MapDatabase(first) => return or(first, "map databases with --db SOURCE:TARGET"),
         Remedy::ProtectOrOpenToAll => {
-            "have the user default want a password or turn it off (ACL SETUSER default off), listen on \
-                127.0.0.1, have clients show certificates with --tls-client-ca, or say --open-to-all"
+            "set a password for the user default or turn that user off (ACL SETUSER default off), listen on \
+                127.0.0.1, require client certificates with --tls-client-ca, or add --open-to-all"
         }
         Remedy::Announce => "say with --announce by which address clients and other members reach it",
         Remedy::SeeCoordinator => {
@@ -98,7 +98,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::AllowReplicationOrNamePsync => {
             "give this user REPLCONF and PSYNC, or name with --source-psync what PSYNC is called there"
         }
-        Remedy::StopWritersYourself => "cut over with --fence external: somebody else stops the writers",
+        Remedy::StopWritersYourself => "cut over with --fence external: you stop the writers yourself",
         Remedy::CarryMore => "run whimbrel nearer to the servers, with more --lanes, or at a quieter time",
         Remedy::EmptyOrSayWhatHappensToKeys => {
             "empty it, or say what to do with them: --replace, --skip or --fail, and sync --mirror"
@@ -114,7 +114,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::OneFront => "have all clients go through one, which --front names, or use --fence external",
         Remedy::NameFront => "name it by the IP:PORT that it was given with --listen",
         Remedy::RunFront => "run one with whimbrel front --target, or name its folder with --state-dir",
-        Remedy::ListJobs => "see `whimbrel jobs list`; another --state-dir perhaps",
+        Remedy::ListJobs => "see `whimbrel jobs list`; if it lacks the job, add its --state-dir",
         Remedy::WaitOrCancelJob => "wait for it, or cancel it with `whimbrel jobs cancel`",
     })
 }

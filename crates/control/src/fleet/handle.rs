@@ -215,7 +215,7 @@ impl Fleet {
     /// process must be gone; while it serves, two members would serve the same partitions.
     ///
     /// # Errors
-    /// [`Refused`] if there is no such member, or it was just heard of.
+    /// [`Refused`] if there is no such member, or it was just heard from.
     pub async fn dead(&self, member: u32) -> Result<(), Refused> {
         self.ask(Question::Dead(MemberId(member))).await.map(drop)
     }

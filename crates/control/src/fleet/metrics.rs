@@ -39,7 +39,7 @@ pub fn metrics(status: &FleetStatus) -> Vec<Metric> {
             "Changes that have not been reported to a member",
             |m| m.lag as f64,
         ),
-        by_member("whimbrel_fleet_member_silent_seconds", "How long a member was not heard of", |m| {
+        by_member("whimbrel_fleet_member_silent_seconds", "How long a member was not heard from", |m| {
             m.silent_ms.map_or(f64::NAN, |ms| ms as f64 / 1_000.0)
         }),
         by_member(

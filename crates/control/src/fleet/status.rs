@@ -108,7 +108,7 @@ pub struct BackendStatus {
 pub struct MemberStatus {
     /// Its number. It is never given to another.
     pub member: u32,
-    /// What people call it; empty if it was not heard of since this coordinator began.
+    /// What people call it; empty if it was not heard from since this coordinator began.
     pub name: String,
     /// The address at which clients reach it.
     pub address: String,
@@ -129,7 +129,7 @@ pub struct MemberStatus {
     pub moves: u32,
     /// Changes of the table that it has not received.
     pub lag: u64,
-    /// How long it has not been heard of, in milliseconds; none if it was not since this coordinator began.
+    /// How long it has not been heard from, in milliseconds; none if it was not since this coordinator began.
     pub silent_ms: Option<u64>,
     /// Requests under way there, as it last said.
     pub held: u64,

@@ -359,7 +359,7 @@ impl Feed {
         self.shared.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Why nothing is heard of the server at the moment; `None` while the link is there.
+    /// Why nothing is heard from the server at the moment; `None` while the link is there.
     pub fn broken(&self) -> Option<String> {
         self.shared.broken.lock().clone()
     }

@@ -23,7 +23,7 @@ use crate::remedy::Remedy;
 /// Most bytes taken in at once. They are parsed under one lock, in well under a millisecond.
 const READ_BYTES: usize = 256 << 10;
 
-/// How often the server hears from us. It drops a replica that it has not heard of for `repl-timeout`, 60 s
+/// How often the server hears from us. It drops a replica that it has not heard from for `repl-timeout`, 60 s
 /// unless set.
 const ACK_EVERY: Duration = Duration::from_secs(1);
 

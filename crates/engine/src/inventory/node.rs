@@ -27,7 +27,7 @@ pub struct NodeFacts {
     pub version: String,
     /// Whether it says that it is a replica.
     pub replica: bool,
-    /// Of a replica: whether it hears of its primary.
+    /// Of a replica: whether it hears from its primary.
     pub link_up: Option<bool>,
     /// Whether it still loads its data set.
     pub loading: bool,

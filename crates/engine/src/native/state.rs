@@ -88,7 +88,7 @@ pub struct NativeState {
     pub created_ms: Option<u64>,
     /// When the server last changed it, likewise (Valkey).
     pub updated_ms: Option<u64>,
-    /// When the other node was last heard of, likewise (Valkey).
+    /// When the other node was last heard from, likewise (Valkey).
     pub acked_ms: Option<u64>,
     /// How long writes were paused, if the server reports it (Redis, once it is done).
     pub pause_ms: Option<u64>,

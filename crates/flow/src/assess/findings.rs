@@ -55,7 +55,7 @@ pub enum Finding {
     Loading { side: Side, at: String },
     /// A server refuses writes.
     WritesRefused { side: Side, at: String, why: WritesRefused },
-    /// A replica does not hear of its primary.
+    /// A replica does not hear from its primary.
     ReplicaLinkDown { side: Side, at: String },
     /// The source, or the target, is a replica.
     IsReplica { side: Side, at: String },

@@ -159,7 +159,7 @@ fn of_servers(finding: &Finding) -> Option<Words> {
             words(format!("the {side} {at} refuses writes: {why}"), remedy)
         }
         Finding::ReplicaLinkDown { side, at } => words(
-            format!("replica {at} of the {side} does not hear of its primary"),
+            format!("replica {at} of the {side} does not hear from its primary"),
             "see its log; a failover to it would lose writes",
         ),
         Finding::IsReplica { side, at } => words(format!("the {side} {at} is a replica"), "name its primary"),

@@ -216,8 +216,8 @@ impl Syncer {
                 break;
             }
         }
-        let what = format!("somebody wrote to the source who does not come by the front{}", watch.named());
-        Err(refused(what).with_remedy("have all clients come by the front, and ask again"))
+        let what = format!("somebody who does not go through the front wrote to the source{}", watch.named());
+        Err(refused(what).with_remedy("have all clients go through the front, and ask again"))
     }
 
     /// The offsets of all feeds at the last look.

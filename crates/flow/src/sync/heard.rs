@@ -1,4 +1,4 @@
-//! When a server was last heard of.
+//! When a server was last heard from.
 //!
 //! A link to a server that hangs, or to one behind a network that drops everything, looks like one to a
 //! server with nothing to say: replication links of idle primaries are silent for as long as
@@ -26,7 +26,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Beyond this a server is silent: its state is unknown.
 pub const SILENT_AFTER_MS: u64 = 5_000;
 
-/// When the primaries of one side were last heard of, by their addresses.
+/// When the primaries of one side were last heard from, by their addresses.
 #[derive(Debug, Default)]
 pub(super) struct Heard(Mutex<BTreeMap<String, Instant>>);
 
@@ -52,7 +52,7 @@ impl Heard {
         self.lock().clear();
     }
 
-    /// For how long nothing was heard of each.
+    /// For how long nothing was heard from each.
     pub(super) fn silences(&self) -> Vec<(String, u64)> {
         let silence = |(address, at): (&String, &Instant)| (address.clone(), millis(*at));
         self.lock().iter().map(silence).collect()

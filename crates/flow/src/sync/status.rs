@@ -155,7 +155,7 @@ pub struct SourceShown {
     pub round_ms: u64,
     /// How often a dropped link was resumed without a gap.
     pub resumed: u64,
-    /// Why nothing is heard of it at the moment; `None` while there is a link.
+    /// Why nothing is heard from it at the moment; `None` while there is a link.
     pub trouble: Option<String>,
 }
 
@@ -175,7 +175,7 @@ pub struct TargetShown {
 pub struct SyncStatus {
     /// Counters of keys and bytes.
     pub copy: Arc<CopyProgress>,
-    /// When the primaries of the source were last heard of.
+    /// When the primaries of the source were last heard from.
     pub(super) source_heard: Arc<Heard>,
     /// And those of the target.
     pub(super) target_heard: Arc<Heard>,
@@ -236,7 +236,7 @@ impl SyncShown {
 }
 
 impl SyncStatus {
-    /// Why nothing can be handed over: a server of either side that nothing was heard of for longer than this
+    /// Why nothing can be handed over: a server of either side that nothing was heard from for longer than this
     /// many milliseconds.
     pub fn unheard(&self, ms: u64) -> Option<Error> {
         let sides = [(Side::Source, &self.source_heard), (Side::Target, &self.target_heard)];

@@ -1,6 +1,6 @@
 //! Connections to a server, or to a node of a cluster, that several clients share.
 //!
-//! Every client has a connection of its own, and before a cluster one to each node that it needs. What
+//! Every client has a connection of its own, and in front of a cluster one to each node that it needs. What
 //! needs nothing of that, a read or write of keys by a client without a transaction, a watch or another
 //! database, may go over a shared connection instead: what many clients send goes out in one write and
 //! comes back in one read, which spares the front and the server most of their system calls.

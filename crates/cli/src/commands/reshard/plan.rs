@@ -44,12 +44,12 @@ pub async fn method(
                 .with_remedy("leave out --method, or --atomic"));
         }
         (MethodChoice::Legacy, Some(option)) => {
-            return Err(usage(&format!("the legacy method knows nothing like {option}"))
+            return Err(usage(&format!("the legacy method does not support {option}"))
                 .with_remedy("leave it out, or leave out --method"));
         }
         (MethodChoice::Legacy, None) => return chosen(Method::Legacy, "legacy"),
         (choice, Some(option)) if choice == MethodChoice::Native || native_first => {
-            let what = format!("the servers' own migration knows nothing like {option}");
+            let what = format!("the servers' own migration does not support {option}");
             return Err(usage(&what).with_remedy("leave it out, or leave out --method"));
         }
         (MethodChoice::Native, _) => MethodRule::Native,

@@ -131,12 +131,12 @@ fn fit_files(args: &ServeArgs, options: &mut DaemonOptions) -> Result<()> {
     let places = make_room(wanted, 1, besides)?;
     if places == 0 {
         let what = format!(
-            "the hard limit of open files leaves no place for clients: the daemon takes up to {besides}"
+            "the hard limit of open files leaves no place for clients: the daemon itself needs {besides}"
         );
         return Err(Error::own("listen", what).with_remedy("raise it: ulimit -Hn"));
     }
     if places < wanted && !args.moving.show.json {
-        eprintln!("note     no more files may be open for {wanted} clients, but for {places}: see ulimit -n");
+        eprintln!("note     too few open files for {wanted} clients: at most {places}; raise ulimit -n");
     }
     options.connections_max = places as usize;
     Ok(())

@@ -40,8 +40,8 @@ pub struct Reach {
     #[command(flatten)]
     pub target_access: TargetAccess,
 
-    /// For how long a password is valid that --source-password-command or --target-password-command has
-    /// printed; a new one is asked for before that
+    /// How long a password is valid that comes from --source-password-command or --target-password-command;
+    /// the command runs again before it expires
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ttl,
         help_heading = "Access")]
     pub password_ttl: u64,
@@ -98,7 +98,7 @@ macro_rules! access {
             #[arg(
                 help = concat!("Command, run by sh -c, whose first line of output is the password for \
                     the ", $side,
-                               ": for passwords that expire, see --password-ttl"),
+                               ": for passwords that expire"),
                 long = concat!($prefix, "password-command"), id = concat!($prefix, "password-command"),
                 value_name = "CMD", conflicts_with = concat!($prefix, "password-file"),
                 help_heading = "Access"
@@ -121,8 +121,8 @@ macro_rules! access {
             pub sentinel_password_file: Option<PathBuf>,
 
             #[arg(
-                help = concat!("Address that the ", $announcer, " announces and what to connect to instead, \
-                    as FROM=TO; repeatable"),
+                help = concat!("Connect to TO where the ", $announcer, " announces the address FROM; \
+                    repeatable"),
                 long = concat!($prefix, "map"), id = concat!($prefix, "map"), value_name = "FROM=TO",
                 help_heading = "Access"
             )]
@@ -135,21 +135,21 @@ macro_rules! access {
             pub tls: bool,
 
             #[arg(
-                help = concat!("PEM file with the authorities to trust for the ", $side),
+                help = concat!("PEM file with the CAs to trust for the ", $side),
                 long = concat!($prefix, "ca"), id = concat!($prefix, "ca"), value_name = "FILE",
                 help_heading = "TLS"
             )]
             pub ca: Option<PathBuf>,
 
             #[arg(
-                help = concat!("PEM file with our certificate for the ", $side),
+                help = concat!("PEM file with whimbrel's client certificate for the ", $side),
                 long = concat!($prefix, "cert"), id = concat!($prefix, "cert"), value_name = "FILE",
                 requires = concat!($prefix, "key"), help_heading = "TLS"
             )]
             pub cert: Option<PathBuf>,
 
             #[arg(
-                help = "PEM file with its key",
+                help = "PEM file with the private key of the client certificate",
                 long = concat!($prefix, "key"), id = concat!($prefix, "key"), value_name = "FILE",
                 requires = concat!($prefix, "cert"), help_heading = "TLS"
             )]

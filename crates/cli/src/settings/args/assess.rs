@@ -17,15 +17,15 @@ Examples:
   whimbrel assess old:6379 new-cluster:7000 --html assessment.html
   whimbrel assess old:6379 new:6379 --json | jq '.findings[] | select(.severity == \"blocks\")'
 
-Nothing is changed on either side. Ends with 0 where a migration may begin, and with 4 where something
-blocks it: see whimbrel --help")]
+Nothing is changed on either side. Exit code 0: a migration may begin; 4: something blocks it. See
+whimbrel --help")]
 pub struct AssessArgs {
     /// The source: HOST:PORT, or redis://, valkey://, unix://, rediss:// or valkeys:// (TLS) with user,
     /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME
     #[arg(value_name = "SOURCE")]
     pub source: String,
 
-    /// The target, likewise; without one only the source is looked at
+    /// The target, in the same form; without it only the source is assessed
     #[arg(value_name = "TARGET")]
     pub target: Option<String>,
 
@@ -37,7 +37,8 @@ pub struct AssessArgs {
     #[arg(long, value_name = "NAME", help_heading = "Access")]
     pub source_psync: Vec<String>,
 
-    /// Database, or SOURCE:TARGET, or all; repeatable or with commas [default: the one in the URL, else all]
+    /// Which databases: N, SOURCE:TARGET for another number on the target, or all; repeatable or with commas
+    /// [default: the one in the URL, else all]
     #[arg(long = "db", value_name = "DB", value_delimiter = ',', help_heading = "Selection")]
     pub dbs: Vec<String>,
 
@@ -50,7 +51,7 @@ pub struct AssessArgs {
     #[arg(long, help_heading = "Sample")]
     pub full: bool,
 
-    /// Use at most this share of each server's time, in percent [default: 1, with --full 10]
+    /// Use at most this share of each server's time, in percent [default: 1; with --full: 10]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100),
         help_heading = "Sample")]
     pub load: Option<u8>,
@@ -62,7 +63,7 @@ pub struct AssessArgs {
     #[command(flatten)]
     pub limits: Limits,
 
-    /// Write the assessment as one HTML file, to hand on
+    /// Write the assessment as one self-contained HTML file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub html: Option<PathBuf>,
 

@@ -33,12 +33,12 @@ Examples:
   whimbrel status 10.0.0.1:7000
   whimbrel status 10.0.0.1:7000 --json | jq '.findings[].text'
 
-Ends with 0 where all is well, and with 8 where something is wrong: see whimbrel --help")]
+Exit code 0: no problem; 8: there is a problem. See whimbrel --help")]
 pub struct StatusArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
 
-    /// Do not count the keys of each slot: quicker, and keys in slots of another node are not found
+    /// Do not count the keys of each slot: faster, but keys in slots of another node are not found
     #[arg(long)]
     pub no_counts: bool,
 
@@ -80,13 +80,13 @@ What it does:
     right; what it lacks is moved to it first, never over a key of its own (see --strays). Redis 8.4 and
     later hide such keys and only count them: they are looked for while their slots are marked.
 
-It refuses to touch a cluster in which a migration is running. Ends with 0 where all is well, and with 8 where
-something is still wrong: see whimbrel --help")]
+It refuses to touch a cluster in which a migration is running. Exit code 0: no problem is left; 8: there is
+still a problem. See whimbrel --help")]
 pub struct RepairArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
 
-    /// What to do with keys that only a node holds that does not own their slot
+    /// What to do with keys that exist only on a node that does not own their slot
     #[arg(long, value_enum, default_value_t = Strays::Auto)]
     pub strays: Strays,
 
@@ -94,7 +94,7 @@ pub struct RepairArgs {
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 
-    /// Where jobs are written down: one that was interrupted in this cluster is named [default:
+    /// Where journals are kept, to name a job that was interrupted in this cluster [default:
     /// $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,

@@ -14,7 +14,7 @@ pub struct ConsoleArgs {
     #[arg(long, value_name = "ADDR", help_heading = "Console")]
     pub console: Option<SocketAddr>,
 
-    /// PEM file with the console's certificate; off loopback it is needed
+    /// PEM file with the console's certificate; required unless --console is a loopback address
     #[arg(
         long,
         value_name = "FILE",
@@ -24,11 +24,11 @@ pub struct ConsoleArgs {
     )]
     pub console_cert: Option<PathBuf>,
 
-    /// PEM file with its key
+    /// PEM file with the private key of --console-cert
     #[arg(long, value_name = "FILE", requires = "console_cert", help_heading = "Console")]
     pub console_key: Option<PathBuf>,
 
-    /// PEM file with the authorities of which browsers must show a certificate
+    /// PEM file with CAs: browsers must present a certificate of one of them
     #[arg(long, value_name = "FILE", requires = "console_cert", help_heading = "Console")]
     pub console_client_ca: Option<PathBuf>,
 
@@ -60,9 +60,9 @@ pub struct TokenArgs {
 /// What to do with tokens.
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Make a token, and print it
+    /// Create a token, and print it
     Add {
-        /// Whose it is: for people, and for the audit log
+        /// Name of the owner, shown in the audit log
         name: String,
         /// What its owner may do: look, operate or administer
         #[arg(long)]
@@ -70,9 +70,9 @@ pub enum TokenCommand {
     },
     /// List tokens, without their secrets
     List,
-    /// Take a token back
+    /// Revoke a token
     Remove {
-        /// Whose
+        /// Name of the owner
         name: String,
     },
 }

@@ -33,19 +33,19 @@ pub struct CopyArgs {
         conflicts_with_all = ["resume", "resume_or_begin"])]
     pub limit: Option<u64>,
 
-    /// Replace keys that the target has already
+    /// Replace keys that already exist on the target
     #[arg(long, group = "existing", help_heading = "Existing keys")]
     pub replace: bool,
 
-    /// Leave keys alone that the target has already
+    /// Skip keys that already exist on the target
     #[arg(long, group = "existing", help_heading = "Existing keys")]
     pub skip: bool,
 
-    /// Stop at the first key that the target has already with another value
+    /// Stop at the first key that already exists on the target with another value
     #[arg(long, group = "existing", help_heading = "Existing keys")]
     pub fail: bool,
 
-    /// Count what would be copied, with --replace what would be replaced, write nothing
+    /// Count the keys that would be copied (with --replace, also those that would be replaced); write nothing
     #[arg(long, conflicts_with = "yes", help_heading = "What else")]
     pub dry_run: bool,
 
@@ -120,7 +120,8 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "N|P%", help_heading = "Comparison")]
     pub sample: Option<String>,
 
-    /// How far expiry times may differ. A key of one side only is no difference if it expires in that time
+    /// How far expiry times may differ. A key that only one side has is not reported if it expires within
+    /// this time
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_ms,
         help_heading = "Comparison")]
     pub ttl_tolerance: u64,
@@ -129,7 +130,7 @@ pub struct VerifyArgs {
     #[arg(long, help_heading = "Comparison")]
     pub ignore_extra: bool,
 
-    /// Look at a difference again up to N times before it stands: a live source changes while it is read
+    /// Check a difference again up to N times before it counts: a live source changes while it is read
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub settle: u32,
 
@@ -149,19 +150,19 @@ pub struct VerifyArgs {
     #[arg(long, help_heading = "Comparison")]
     pub from_replicas: bool,
 
-    /// Read at most N keys per second
+    /// Read at most N keys per second [default: no limit]
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
 
-    /// Read fewer keys while a server takes longer than this for an answer
+    /// Slow down while a server takes longer than this to answer, such as 5ms [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
-    /// Read fewer keys while a server uses more of a core than this: 60%
+    /// Slow down while a server uses more of a core than this, such as 60% [default: no limit]
     #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
     pub max_load: Option<MaxLoad>,
 
-    /// Compare at this time of the day only: 01:00-05:00, which is UTC, or 01:00-05:00+01:00
+    /// Compare only at this time of day: 01:00-05:00 (UTC), or 01:00-05:00+01:00 with an offset
     #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
     pub between: Option<Window>,
 

@@ -12,8 +12,8 @@ use whimbrel_control::values::parse_ms;
 /// What makes `whimbrel serve` the coordinator of a fleet.
 #[derive(Debug, Args)]
 pub struct CoordinatorArgs {
-    /// Be the coordinator of a fleet of fronts. Its journal is in --state-dir, or in --store; without
-    /// --cluster it is nothing else
+    /// Run the coordinator of a fleet of fronts. Its journal is in --state-dir, or in --store. Without
+    /// --cluster the process does nothing else
     #[arg(long, help_heading = "Fleet")]
     pub fleet: bool,
 
@@ -23,33 +23,33 @@ pub struct CoordinatorArgs {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(PARTITIONS_MAX)))]
     pub partitions: u32,
 
-    /// A server or cluster that has the data, as NAME=URL, without a password: members have it of their own.
-    /// Repeatable
+    /// A server or cluster that has the data, as NAME=URL without a password: each member is given the
+    /// password when it is started. Repeatable
     #[arg(long, value_name = "NAME=URL", requires = "fleet", help_heading = "Fleet",
         value_parser = parse_backend)]
     pub backend: Vec<(String, String)>,
 
-    /// How long a member may go on without hearing from the coordinator. What a lost member had is given away
-    /// a little later
+    /// How long a member may serve without hearing from the coordinator. A little later its partitions go to
+    /// other members
     #[arg(long, value_name = "TIME", default_value = "3s", requires = "fleet", help_heading = "Fleet",
           value_parser = parse_lease)]
     pub lease: u64,
 
-    /// How many members hold each partition: its owner, and others that stand by and own it at once where the
-    /// owner is lost
+    /// How many members hold each partition: its owner, and standbys that take over at once if the owner is
+    /// lost
     #[arg(long, value_name = "N", default_value_t = 1, requires = "fleet", help_heading = "Fleet",
           value_parser = clap::value_parser!(u8).range(1..=HOLDERS_MAX as i64))]
     pub copies: u8,
 
-    /// Take a member for dead, without waiting for its lease, when its connection has ended and its host
-    /// refuses connections to its address. Only where nothing in between refuses them: no proxy, no load
-    /// balancer, no firewall
+    /// Consider a member dead, without waiting for its lease, when its connection has ended and its host
+    /// refuses connections to its address. Use it only if nothing else can refuse them: no proxy, no load
+    /// balancer, no firewall in between
     #[arg(long, requires = "fleet", help_heading = "Fleet")]
     pub dead_when_refused: bool,
 
-    /// An etcd (3.4 or later) that has the journal, and elects one of several coordinators that name it:
-    /// etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS. Two fleets need two
-    /// prefixes
+    /// An etcd (3.4 or later) that keeps the journal, and in which the coordinators elect a leader:
+    /// etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS. Each fleet needs its
+    /// own prefix
     #[arg(long, value_name = "URL", requires = "fleet", help_heading = "Fleet")]
     pub store: Option<String>,
 
@@ -57,18 +57,18 @@ pub struct CoordinatorArgs {
     #[arg(long, value_name = "FILE", requires = "store", help_heading = "Fleet")]
     pub store_password_file: Option<PathBuf>,
 
-    /// PEM file with the authorities to trust for etcds://; the system's own where it is not given
+    /// PEM file with the CAs to trust for etcds:// [default: the system's]
     #[arg(long, value_name = "FILE", requires = "store", help_heading = "Fleet")]
     pub store_ca: Option<PathBuf>,
 
-    /// How long the coordinator that leads may say nothing to --store before another one is elected, in whole
-    /// seconds
+    /// How long the leading coordinator may fail to reach --store before another one is elected, in whole
+    /// seconds: 1s to 10m
     #[arg(long, value_name = "TIME", default_value = "3s", requires = "store", help_heading = "Fleet",
           value_parser = parse_reign)]
     pub reign: u64,
 
-    /// The address of this coordinator that the others give to members and users while it leads [default:
-    /// the address of --listen]
+    /// Address at which members and users reach this coordinator while it leads [default: the address of
+    /// --listen]
     #[arg(long, value_name = "HOST:PORT", requires = "store", help_heading = "Fleet",
         value_parser = parse_address)]
     pub announce: Option<String>,
@@ -117,14 +117,14 @@ Examples:
   whimbrel fleet leave front-2 --server 127.0.0.1:7999      before its machine is switched off
   whimbrel fleet dead front-3 --server 127.0.0.1:7999       its process is gone: do not wait for its lease
   whimbrel fleet drain 3 --server 127.0.0.1:7999            it stays a member, without partitions
-  whimbrel fleet join 3 --weight 2 --server 127.0.0.1:7999  and takes twice the part of others from now on
-  whimbrel fleet join --backend b --server 127.0.0.1:7999   another backend gets its part of the data
-  whimbrel fleet drain --backend a --server 127.0.0.1:7999  and the first one gives all of it away
+  whimbrel fleet join 3 --weight 2 --server 127.0.0.1:7999  it gets twice the share of the others
+  whimbrel fleet join --backend b --server 127.0.0.1:7999   backend b gets its share of the data
+  whimbrel fleet drain --backend a --server 127.0.0.1:7999  backend a gives all its data to the others
 
 Members are named by number, name or address: see whimbrel fleet status. They join by themselves when they
-start. The coordinator is whimbrel serve --fleet; of several, --server names all. What was asked for goes on
-there when this command is stopped. Ends with 0 when it is done, 3 where the coordinator cannot be reached,
-4 where it refuses; fleet status with 8 where a partition has no owner or a member is not connected. See
+start. The coordinator is whimbrel serve --fleet; if there are several, name all of them with --server. If
+you stop this command, the coordinator continues. Exit codes: 0 done; 3 the coordinator cannot be reached;
+4 it refuses; 8, of fleet status: a partition has no owner, or a member is not connected. See
 whimbrel --help")]
 pub struct FleetArgs {
     /// What to do.
@@ -137,12 +137,12 @@ pub struct FleetArgs {
 pub enum FleetCommand {
     /// Show members, what they have, and what moves
     Status(FleetAt),
-    /// Give a drained member its part of the partitions again, or any member another part; or a backend its
-    /// part of the data
+    /// Give a drained member its share of the partitions again, change a member's share, or give a backend
+    /// its share of the data
     Join {
         #[command(flatten)]
         which: FleetWhich,
-        /// Its part in relation to others [default: the one that a member was started with; 1 for a backend]
+        /// Share relative to the others [default: the one that a member was started with; 1 for a backend]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         weight: Option<u32>,
         #[command(flatten)]
@@ -157,8 +157,8 @@ pub enum FleetCommand {
         #[command(flatten)]
         order: FleetOrder,
     },
-    /// Give the partitions of a member whose process is gone to others at once, not at the end of its lease.
-    /// While it still runs two members would serve the same slots
+    /// Give the partitions of a dead member to others at once, without waiting for its lease. Use it only if
+    /// the process is gone: if it still runs, two members serve the same slots
     Dead {
         /// The member: its number, name or address
         member: String,
@@ -176,7 +176,7 @@ pub enum FleetCommand {
         #[command(flatten)]
         order: FleetOrder,
     },
-    /// Give everybody its part, what failed before included, and wait until all have it
+    /// Give every member and backend its share, retry moves that failed, and wait until all have it
     Rebalance(FleetOrder),
 }
 

@@ -66,14 +66,14 @@ pub struct FrontArgs {
     #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port, conflicts_with = "join")]
     pub cluster_face: Option<(String, u16)>,
 
-    /// All scripts and functions use only keys that they declare: run them while keys move, too. A script
-    /// that does not keep to that gives wrong results
+    /// Run scripts and functions while keys move, too. You promise that they use only keys that they declare:
+    /// one that does not gives wrong results
     #[arg(long, requires = "target")]
     pub scripts_declare_keys: bool,
 
-    /// Reads and writes of clients that need nothing of their own connection to the source go over N shared
-    /// ones, for each user and each primary: without pipelining that is faster. CLIENT LIST, SLOWLOG and
-    /// MONITOR of the server show the shared ones then. Until keys begin to move
+    /// Send plain reads and writes over N shared connections for each user and each primary, until keys begin
+    /// to move; 0 for none. Without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server
+    /// then show the shared connections
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64),
         conflicts_with = "join")]
     pub share_connections: u32,
@@ -89,7 +89,7 @@ pub struct FrontArgs {
     #[arg(long, value_name = "FOLDER", help_heading = "What else")]
     pub state_dir: Option<PathBuf>,
 
-    /// Clients connect with TLS, and are shown the certificate in this PEM file
+    /// Serve clients over TLS, with the certificate in this PEM file
     #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = "TLS")]
     pub tls_cert: Option<PathBuf>,
 
@@ -97,7 +97,7 @@ pub struct FrontArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "TLS")]
     pub tls_key: Option<PathBuf>,
 
-    /// Clients have to show a certificate of the authority in this PEM file
+    /// Require client certificates of the CA in this PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "TLS")]
     pub tls_client_ca: Option<PathBuf>,
 
@@ -136,10 +136,10 @@ pub struct FrontArgs {
 /// What makes a front a member of a fleet.
 #[derive(Debug, Args)]
 pub struct JoinArgs {
-    /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis://
-    /// with its password. Where there are several, all of them: COORDINATOR,COORDINATOR or repeated. Clients
-    /// of clusters connect to --listen, and learn which member has which slot. The source is the one that
-    /// the coordinator names, unless --source does
+    /// Join the fleet of this coordinator (whimbrel serve --fleet): HOST:PORT, or redis:// with its password.
+    /// If there are several, name all: COORDINATOR,COORDINATOR or repeated. Cluster clients connect to
+    /// --listen, and learn which member serves which slot. The coordinator names the source, unless --source
+    /// is given
     #[arg(long, value_name = "COORDINATOR", value_delimiter = ',', help_heading = "Fleet")]
     pub join: Vec<String>,
 
@@ -153,7 +153,7 @@ pub struct JoinArgs {
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', requires = "join", help_heading = "Fleet")]
     pub trust_backend: Vec<String>,
 
-    /// Where clients connect that know no clusters: what they ask goes to the member that has the slot
+    /// Where clients connect that do not support clusters: requests go to the member that serves the slot
     #[arg(
         long,
         value_name = "IP:PORT",
@@ -163,23 +163,23 @@ pub struct JoinArgs {
     )]
     pub forward_listen: Option<SocketAddr>,
 
-    /// Where clients and other members reach this one, without a port on that of --listen [default: what
-    /// --listen says]
+    /// Address at which clients and other members reach this member; without a port, the one of --listen
+    /// [default: the address of --listen]
     #[arg(long, value_name = "HOST[:PORT]", requires = "join", value_parser = host_and_port,
         help_heading = "Fleet")]
     pub announce: Option<(String, u16)>,
 
-    /// What people call this member [default: where clients reach it]
+    /// Name of this member, in commands and output [default: the address at which clients reach it]
     #[arg(long, value_name = "NAME", requires = "join", help_heading = "Fleet")]
     pub name: Option<String>,
 
-    /// Its part of the slots in relation to others; 0 for none
+    /// Share of the slots of this member, relative to the others; 0 for none
     #[arg(long, value_name = "N", default_value_t = 1, requires = "join", help_heading = "Fleet",
           value_parser = clap::value_parser!(u32).range(..=1_000))]
     pub weight: u32,
 
-    /// How long it may take to give all slots to other members when it is stopped. What is left then is given
-    /// away when its lease has ended
+    /// How long a member that is stopped may take to give its slots to others. The rest is given away when
+    /// its lease has ended
     #[arg(long, value_name = "TIME", default_value = "60s", requires = "join", value_parser = parse_ms,
         help_heading = "Fleet")]
     pub leave_timeout: u64,
@@ -190,13 +190,13 @@ pub struct JoinArgs {
 pub enum FrontCommand {
     /// Begin to move the keys to the target
     Start(FrontChange),
-    /// Show how it stands
+    /// Show the state of the front and of the move
     Status(FrontAt),
-    /// Move only the keys that commands need
+    /// Pause the move in the background: only keys that commands need still move
     Pause(FrontAt),
-    /// Move all others too, again
+    /// Resume the move of all other keys in the background
     Resume(FrontAt),
-    /// Have the keys move the other way from here on: back to the source, or to the target again
+    /// Reverse the direction: move the keys back to the source, or to the target again
     Reverse(FrontChange),
     /// End the front, if all keys have moved; clients that are connected are disconnected
     Finish(FrontChange),
@@ -219,7 +219,7 @@ pub struct FrontChange {
 /// Which front.
 #[derive(Debug, Args)]
 pub struct FrontAt {
-    /// The front, by what it was given with --listen [default: the only one that runs]
+    /// The front, by its --listen address [default: the only one that runs]
     pub front: Option<SocketAddr>,
 
     /// Where the front keeps its state [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]

@@ -56,8 +56,8 @@ pub struct MovingArgs {
     #[arg(long, value_enum, default_value_t, help_heading = "Method")]
     pub method: MethodChoice,
 
-    /// How long writes of a node may be paused at once (external) [default: 100ms, or what round trips take,
-    /// up to 1s]
+    /// Longest single pause of writes to a node (external) [default: 100ms, or what round trips take, up to
+    /// 1s]
     #[arg(long, value_name = "TIME", value_parser = parse_pause, help_heading = "Method")]
     pub max_pause: Option<u64>,
 
@@ -75,8 +75,8 @@ pub struct MovingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_stall, help_heading = "Method")]
     pub native_stall: Option<u64>,
 
-    /// How long a job may stand still before it fails: wait for others at its nodes, or for a node that does
-    /// not answer
+    /// How long a job may make no progress before it fails, because it waits for other jobs on its nodes, or
+    /// for a node that does not answer
     #[arg(long, value_name = "TIME", value_parser = parse_stall, default_value = "10m",
         help_heading = "Limits")]
     pub stall: u64,
@@ -85,7 +85,7 @@ pub struct MovingArgs {
     #[arg(long, help_heading = "Method")]
     pub no_brake: bool,
 
-    /// Keys that are handed over at once, at most; by default what suits the servers (external)
+    /// Hand over at most N keys in one batch (external) [default: chosen for the servers]
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub batch_keys: Option<u64>,
 
@@ -99,35 +99,36 @@ pub struct MovingArgs {
         help_heading = "Limits")]
     pub big_key: u64,
 
-    /// Keys per second for each source, at most (external)
+    /// Move at most N keys per second from each source (external) [default: no limit]
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
 
-    /// Bytes per second for each source, at most (external)
+    /// Move at most this many bytes per second from each source (external) [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub rate_bytes: Option<u64>,
 
-    /// Move fewer keys while a node takes longer than this for an answer (external)
+    /// Slow down while a node takes longer than this to answer, such as 5ms (external) [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
-    /// Move fewer keys while a replica of the target is further behind than this: 64MiB, or 5s (external)
+    /// Slow down while a replica of the target is further behind than this, such as 64MiB or 5s (external)
+    /// [default: no limit]
     #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
     pub max_lag: Option<MaxLag>,
 
-    /// Move fewer keys while a node uses more of a core than this: 60% (external)
+    /// Slow down while a node uses more of a core than this, such as 60% (external) [default: no limit]
     #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
     pub max_load: Option<MaxLoad>,
 
-    /// Move keys, and begin handovers, at this time of the day only: 01:00-05:00, which is UTC, or
-    /// 01:00-05:00+01:00 (external)
+    /// Move keys and begin handovers only at this time of day: 01:00-05:00 (UTC), or 01:00-05:00+01:00 with
+    /// an offset (external)
     #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
     pub between: Option<Window>,
 
     #[command(flatten)]
     pub job: JobArgs,
 
-    /// Where jobs are written down; by default $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
@@ -227,12 +228,12 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
 
-    /// Where to listen: IP:PORT. Port 0 takes a free one. Other addresses than loopback need a password
+    /// Where to listen: IP:PORT. Port 0 takes a free one. Addresses other than loopback need a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
     pub listen: SocketAddr,
 
-    /// Ports of the same address, of which each primary gets one, for clients that ask each node for itself:
-    /// FIRST-LAST, or 0 for free ones. valkey-cli --cluster is given one of them
+    /// One port for each primary, on the address of --listen, for clients that query every node separately:
+    /// FIRST-LAST, or 0 for free ones. Give one of them to valkey-cli --cluster
     #[arg(long, value_name = "PORTS", requires = "cluster", help_heading = "Daemon")]
     pub node_ports: Option<NodePorts>,
 
@@ -267,20 +268,20 @@ pub struct ReshardArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
 
-    /// Slots to move, as ranges: 0-1023,5000. Each --slots goes with the --to at its place
+    /// Slots to move, as ranges: 0-1023,5000. Repeatable: the first --slots goes to the first --to, and so on
     #[arg(long, value_name = "RANGES",
         value_parser = |t: &str| t.parse::<SlotSet>().map_err(|e| e.to_string()))]
     pub slots: Vec<SlotSet>,
 
-    /// The node that gets them
+    /// Node to move the slots to
     #[arg(long, value_name = "NODE", required = true)]
     pub to: Vec<String>,
 
-    /// Take slots of this node instead; with --count
+    /// Take --count slots from this node, instead of naming them with --slots
     #[arg(long, value_name = "NODE", conflicts_with = "slots", requires = "count")]
     pub from: Option<String>,
 
-    /// How many slots to take
+    /// How many slots to take from the --from node
     #[arg(long, value_name = "N", requires = "from")]
     pub count: Option<usize>,
 
@@ -296,7 +297,7 @@ pub enum Balanced {
     Slots,
     /// The number of keys
     Keys,
-    /// Bytes: keys by the mean size of a key of their node
+    /// Estimated bytes: the number of keys times the mean key size of their node
     Bytes,
     /// Operations per second: the node's present rate, spread over its keys
     Ops,
@@ -315,7 +316,7 @@ pub struct RebalanceArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
 
-    /// A node's share compared with others, 1 where none is given; 0 empties the node. Repeatable
+    /// Share of a node relative to the others [default: 1]; 0 empties the node. Repeatable
     #[arg(long, value_name = "NODE=W", value_parser = parse_weight)]
     pub weight: Vec<(String, f64)>,
 
@@ -327,7 +328,7 @@ pub struct RebalanceArgs {
     #[arg(long)]
     pub use_empty: bool,
 
-    /// Move nothing where every node is within this many percent of its share
+    /// Move nothing if every node is within this many percent of its share
     #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
     pub threshold: f64,
 
@@ -368,9 +369,9 @@ pub struct DrainArgs {
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
-    /// List all jobs: copies, verifications, syncs, moves of slots, fronts that move keys; with the command
-    /// that goes on with each that was interrupted. This is what jobs does by itself. With --cluster also
-    /// what others move there: by a command to a node, or a whimbrel with another state folder
+    /// List all jobs (copies, verifications, syncs, moves of slots, fronts that move keys), with the command
+    /// that resumes each interrupted one. This is the default. With --cluster, also list moves that others
+    /// began there: by a command to a node, or by a whimbrel with another state folder
     List {
         #[command(flatten)]
         access: JobAccess,
@@ -396,21 +397,21 @@ pub enum JobsCommand {
         #[arg(long)]
         follow: bool,
     },
-    /// Print what a job was, what happened to it and what came of it, as one JSON document; or write it as
-    /// a page
+    /// Print the report of a job (its facts, events and result) as one JSON document, or write it as an HTML
+    /// page
     Report {
         /// Its name
         #[arg(required_unless_present = "check")]
         job: Option<String>,
-        /// Write an HTML file that needs no other
+        /// Write the report as one self-contained HTML file
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
-        /// Find out whether such a file, or a document, is unchanged; ends with 6 if not
+        /// Check that a report, HTML or JSON, is unchanged; exits with 6 if it was changed
         #[arg(long, value_name = "FILE", conflicts_with_all = ["job", "html"])]
         check: Option<PathBuf>,
     },
-    /// Have a job that runs move no more keys until it is resumed. A sync still records changes of its
-    /// source, a front serves its clients, and a handover that has begun is finished
+    /// Pause a running job: it moves no keys until it is resumed. A sync still records changes of its source,
+    /// a front still serves its clients, and a handover that has begun is finished
     Pause {
         /// Its name
         #[arg(required_unless_present = "all")]
@@ -419,7 +420,7 @@ pub enum JobsCommand {
         #[arg(long)]
         all: bool,
     },
-    /// Have a job that runs move its keys faster or slower, at once and until it ends
+    /// Change the limits of a running job, at once and until it ends
     Set {
         #[command(flatten)]
         which: JobSelection,
@@ -429,10 +430,10 @@ pub enum JobsCommand {
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,
     },
-    /// Go on with a job that is paused, or with moves of slots that were interrupted or wait; list says how
-    /// other jobs go on
+    /// Resume a paused job, or moves of slots that were interrupted or are waiting. For other interrupted
+    /// jobs `jobs list` shows the command
     Resume {
-        /// Its name; all moves of slots that are unfinished where none is given
+        /// The job's name [default: all unfinished moves of slots]
         job: Option<String>,
         /// The other jobs of the same command as well; without a name every job that runs
         #[arg(long)]
@@ -460,7 +461,7 @@ pub struct JobSelection {
 /// How to reach the cluster of a job: an address without credentials is written down with it.
 #[derive(Debug, Args)]
 pub struct JobAccess {
-    /// Any node of the cluster, where it is not the one that was named first
+    /// Any node of the cluster, if not the one that the job was begun with
     #[arg(long, value_name = "CLUSTER")]
     pub cluster: Option<String>,
 
@@ -490,7 +491,7 @@ pub struct JobsArgs {
     #[command(subcommand)]
     pub command: Option<JobsCommand>,
 
-    /// Where jobs are written down
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER", global = true)]
     pub state_dir: Option<PathBuf>,
 

@@ -64,11 +64,11 @@ pub struct KeySelection {
 /// Which keys, by name, slot and database.
 #[derive(Debug, Args)]
 pub struct Names {
-    /// Only keys that match this pattern, as KEYS and SCAN understand it; repeatable: any of them
+    /// Only keys that match this glob pattern, as in KEYS and SCAN; repeated: keys that match any of them
     #[arg(long = "match", visible_alias = "pattern", value_name = "PATTERN", help_heading = "Selection")]
     pub matches: Vec<String>,
 
-    /// No keys that match this pattern; repeatable
+    /// Leave out keys that match this pattern; repeatable
     #[arg(long, value_name = "PATTERN", help_heading = "Selection")]
     pub exclude: Vec<String>,
 
@@ -76,7 +76,8 @@ pub struct Names {
     #[arg(long, value_name = "SLOTS", help_heading = "Selection")]
     pub slots: Option<SlotSet>,
 
-    /// Database, or SOURCE:TARGET, or all; repeatable or with commas [default: the one in the URL, else all]
+    /// Which databases: N, SOURCE:TARGET for another number on the target, or all; repeatable or with commas
+    /// [default: the one in the URL, else all]
     #[arg(long = "db", value_name = "DB", value_delimiter = ',', help_heading = "Selection")]
     pub dbs: Vec<String>,
 }
@@ -84,31 +85,32 @@ pub struct Names {
 /// Bounds of whatever transfers keys.
 #[derive(Debug, Args)]
 pub struct Limits {
-    /// Read at most N keys per second
+    /// Read at most N keys per second [default: no limit]
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
 
-    /// Read at most this many bytes of values per second
+    /// Read at most this many bytes of values per second [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub rate_bytes: Option<u64>,
 
-    /// Read fewer keys while a server takes longer than this for an answer
+    /// Slow down while a server takes longer than this to answer, such as 5ms [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
 
-    /// Read fewer keys while a replica of the target is further behind than this: 64MiB, or 5s
+    /// Slow down while a replica of the target is further behind than this, such as 64MiB or 5s [default: no
+    /// limit]
     #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
     pub max_lag: Option<MaxLag>,
 
-    /// Read fewer keys while a server uses more of a core than this: 60%
+    /// Slow down while a server uses more of a core than this, such as 60% [default: no limit]
     #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
     pub max_load: Option<MaxLoad>,
 
-    /// Move keys at this time of the day only: 01:00-05:00, which is UTC, or 01:00-05:00+01:00
+    /// Process keys only at this time of day: 01:00-05:00 (UTC), or 01:00-05:00+01:00 with an offset
     #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
     pub between: Option<Window>,
 
-    /// Values in flight at any time; resident memory stays under this plus 64 MiB
+    /// Memory for values in flight; resident memory stays under this plus 64 MiB
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
         help_heading = "Limits")]
     pub memory: u64,
@@ -118,7 +120,7 @@ pub struct Limits {
         help_heading = "Limits")]
     pub big_key: u64,
 
-    /// Lanes for each shard: connections that read, and as many to each node written to; or READ:WRITE
+    /// Lanes (connections) for each shard: N that read, and N to each node that is written to; or READ:WRITE
     #[arg(long, value_name = "N", default_value = "4", help_heading = "Limits")]
     pub lanes: LaneCounts,
 
@@ -126,7 +128,7 @@ pub struct Limits {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]
     pub shards: usize,
 
-    /// COUNT of each SCAN: how much the source looks at in one command
+    /// COUNT of each SCAN: about how many keys the source examines in one command
     #[arg(long, value_name = "N", default_value_t = 2000,
         value_parser = clap::value_parser!(u32).range(1..=100_000),
           help_heading = "Limits")]
@@ -175,8 +177,8 @@ impl Resuming {
 /// What the job is called, and what is run at its events.
 #[derive(Debug, Args)]
 pub struct JobArgs {
-    /// A name for the job, by which other commands find it; no other job that has not ended may have it.
-    /// Further jobs of the same command are NAME-2 and so on
+    /// A name for the job, to use in other commands; unique among jobs that have not ended. Further jobs of
+    /// the same command are NAME-2 and so on
     #[arg(long, value_name = "NAME", help_heading = "What else")]
     pub name: Option<JobName>,
 
@@ -187,17 +189,17 @@ pub struct JobArgs {
 /// What is run at events of the job.
 #[derive(Debug, Args)]
 pub struct HookArgs {
-    /// Run a command at an event of the job, by /bin/sh, or post the event to https://; repeatable.
+    /// At an event of the job run a command with /bin/sh, or post the event to an https:// URL; repeatable.
     /// docs/operating/hooks.md lists the events
     #[arg(long = "on", value_name = "EVENT=COMMAND|URL", help_heading = "Hooks")]
     pub on: Vec<Hook>,
 
-    /// How long each hook may take; then it is killed, or given up
+    /// How long each hook may take; then the command is killed, or the post is given up
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_hook_timeout,
         help_heading = "Hooks")]
     pub hook_timeout: u64,
 
-    /// PEM file with the authorities that certificates of webhooks may come from [default: the system's]
+    /// PEM file with the CAs to trust for webhooks [default: the system's]
     #[arg(long, value_name = "FILE", help_heading = "Hooks")]
     pub hook_ca: Option<PathBuf>,
 

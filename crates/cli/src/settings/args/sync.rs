@@ -42,17 +42,17 @@ pub struct SyncArgs {
     #[command(flatten)]
     pub names: Names,
 
-    /// Into a target that holds keys: they are replaced, or removed where the source has no such key
+    /// Allow a target that holds keys: they are replaced, or removed if the source does not have them
     #[arg(long, help_heading = "Existing keys")]
     pub mirror: bool,
 
-    /// Sync again from a source that a cutover has left: what clients wrote to the other side since then is
-    /// overwritten
+    /// Sync again from a source that was cut over before: what clients have written to the other side since
+    /// then is overwritten
     #[arg(long, help_heading = "Existing keys")]
     pub again: bool,
 
-    /// Look at both sides, attach the feeds and let them go, with --mirror count the keys that the target
-    /// would lose, write nothing
+    /// Check both sides, attach and detach the feeds, count the keys that the target would lose (with
+    /// --mirror); write nothing
     #[arg(long, conflicts_with = "yes", help_heading = "What else")]
     pub dry_run: bool,
 
@@ -83,8 +83,8 @@ pub struct SyncArgs {
     #[arg(long, value_name = "NAME", help_heading = "What else")]
     pub source_psync: Vec<String>,
 
-    /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred
-    /// again
+    /// Memory for the names of touched keys, for each primary of the source; beyond it whole slots are
+    /// transferred again
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes,
         help_heading = "Limits")]
     pub feed_memory: u64,
@@ -105,9 +105,9 @@ pub struct SyncArgs {
 /// `whimbrel unfence`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-CLUSTER is the source of the sync that was cut over; it may be a standalone server too. A client that writes
-to it from now on writes to data that nobody follows any more. Where --reverse-sync was given,
-`whimbrel cutover --fence acl --back` loses nothing instead.
+CLUSTER is the source of the sync that was cut over; it may be a standalone server too. What clients write to
+it from then on is not copied to the target. If the cutover had --reverse-sync, use
+`whimbrel cutover --fence acl --back` instead: it loses nothing.
 
 Examples:
   whimbrel unfence old:6379 --dry-run
@@ -175,10 +175,11 @@ pub enum FenceChoice {
     Pause,
     /// Every ACL user but whimbrel's own loses the right to write, on all nodes
     Acl,
-    /// The source becomes a replica of nobody, which serves reads and refuses writes; not for clusters
+    /// The source becomes a replica of an address without a server (REPLICAOF 127.0.0.1 1): it serves reads
+    /// and refuses writes; not for clusters
     ReadonlyReplica,
-    /// By you: stop the writers when whimbrel says so. It waits until nothing is written any more
-    /// (--quiet-for), compares all keys, and needs no right to pause clients
+    /// You stop the writers when whimbrel asks for it. Whimbrel waits until nothing is written any more
+    /// (--quiet-for), and compares all keys. It needs no right to pause clients
     External,
     /// By the front that clients go through (--front): it holds them while the sync drains and compares, and
     /// sends them to the target. It needs no right to pause clients
@@ -223,7 +224,7 @@ pub struct CutoverArgs {
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_pause)]
     pub max_pause: u64,
 
-    /// How writers are kept away from the source afterwards; required, but for --dry-run and --withdraw
+    /// How writers are kept away from the source afterwards; required, except with --dry-run and --withdraw
     #[arg(long, value_enum, required_unless_present_any = ["dry_run", "withdraw"])]
     pub fence: Option<FenceChoice>,
 
@@ -236,11 +237,12 @@ pub struct CutoverArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms)]
     pub fence_for: u64,
 
-    /// With --fence external: for how long nobody must have written to the source
+    /// With --fence external: how long the source must be without writes before the target takes over
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_quiet)]
     pub quiet_for: u64,
 
-    /// With --fence external: how long to wait for that; then the cutover is given up, and the sync goes on
+    /// With --fence external: how long to wait for --quiet-for; then the cutover is given up, and the sync
+    /// continues
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ms)]
     pub wait_for_quiet: u64,
 
@@ -248,13 +250,13 @@ pub struct CutoverArgs {
     #[arg(long, value_enum)]
     pub compare: Option<CompareChoice>,
 
-    /// Be able to come back: the same process goes on following the target back into the source, which needs
-    /// a fence that lets whimbrel write (acl, front or pause)
+    /// Keep a way back: afterwards the same process syncs the target back into the source. Needs a fence that
+    /// lets whimbrel write there (acl, front or pause)
     #[arg(long)]
     pub reverse_sync: bool,
 
-    /// Come back, with the sync that a cutover with --reverse-sync has begun: let writers in again where they
-    /// came from
+    /// Cut over back to the old source, with the sync that a cutover with --reverse-sync has begun, and let
+    /// clients write there again
     #[arg(long, conflicts_with = "reverse_sync")]
     pub back: bool,
 
@@ -284,23 +286,23 @@ pub struct CutoverArgs {
 /// When a cutover is due that is not made at once. The sync makes it, also after it was resumed; one that is
 /// refused is tried again every minute.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Later")]
 pub struct Later {
-    /// Not before this time, which has its offset: 2026-11-26T02:00Z or 2026-11-26T03:00+01:00; an hour after
-    /// it the cutover is given up, unless --between or --when-ready is given
-    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "dry_run")]
+    /// Do not cut over before this time: 2026-11-26T02:00Z or 2026-11-26T03:00+01:00. An hour after it the
+    /// cutover is given up, unless --between or --when-ready is given
+    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "dry_run",
+        help_heading = "Later")]
     pub at: Option<u64>,
 
-    /// Only at this time of the day, in UTC or with an offset: 01:00-05:00 or 01:00-05:00+01:00
-    #[arg(long, value_name = "FROM-UNTIL", conflicts_with = "dry_run")]
+    /// Cut over only at this time of day: 01:00-05:00 (UTC), or 01:00-05:00+01:00 with an offset
+    #[arg(long, value_name = "FROM-UNTIL", conflicts_with = "dry_run", help_heading = "Later")]
     pub between: Option<Window>,
 
-    /// Once writes would be paused for at most --max-pause
-    #[arg(long, conflicts_with = "dry_run")]
+    /// Cut over as soon as writes would be paused for at most --max-pause
+    #[arg(long, conflicts_with = "dry_run", help_heading = "Later")]
     pub when_ready: bool,
 
-    /// Take back a cutover that was ordered for later
-    #[arg(long, conflicts_with_all = ["at", "between", "when_ready", "dry_run"])]
+    /// Withdraw a cutover that was ordered for later
+    #[arg(long, help_heading = "Later", conflicts_with_all = ["at", "between", "when_ready", "dry_run"])]
     pub withdraw: bool,
 }
 

@@ -55,7 +55,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long the coordinator waits, by its own clock, after it heard of a member, before it gives away
+    /// How long the coordinator waits, by its own clock, after it heard from a member, before it gives away
     /// what that member owns: the lease, as much more as the clocks may differ, and one for the rounding of
     /// both.
     pub fn expire_ms(&self) -> u64 {

@@ -1,4 +1,4 @@
-//! What a connection before a fleet hears of while nothing else happens on it.
+//! What a connection to a fleet hears of while nothing else happens on it.
 
 use std::pin::Pin;
 use std::time::Duration;

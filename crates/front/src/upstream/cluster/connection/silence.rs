@@ -4,7 +4,7 @@
 //! A node that is at work says nothing either, and clients wait in `BLPOP` for hours. So nothing is given up
 //! for silence alone: other nodes are asked which node has the slots. A node that has none by what they say
 //! is asked itself, on a connection of its own: it may be a node to which slots are on their way, or have
-//! another name there. If it does not answer either, nothing will be heard of it, and what became of the
+//! another name there. If it does not answer either, nothing will be heard from it, and what became of the
 //! client's requests is not known. What was never sent goes to the node that has the slot now.
 
 use std::task::{Context, Poll};
