@@ -37,18 +37,30 @@ impl Exit {
         (Exit::Internal, "something of whimbrel's own failed: a file, the journal, a defect"),
         (Exit::Usage, "the command line is invalid, or invalid for this cluster; nothing was changed"),
         (Exit::Unreachable, "a server could not be reached or refused the login; nothing was written"),
-        (Exit::Refused, "refused before writing: the target is not empty, full, a replica, …"),
+        (
+            Exit::Refused,
+            "refused before writing: the target is not empty, full, a replica, …; assess: something blocks a \
+             migration",
+        ),
         (
             Exit::Partial,
             "done, except for keys that could not be copied (listed), that the target evicted (counted), or \
              of a database that was emptied meanwhile; a cutover: except for a hook that failed",
         ),
-        (Exit::Different, "verify found differences, or could not compare keys of slots that kept moving"),
+        (
+            Exit::Different,
+            "verify found differences, or could not compare keys of slots that kept moving; jobs report \
+             --check: the file was changed",
+        ),
         (
             Exit::Interrupted,
             "stopped half-way by an error that retries did not solve; continue with --resume, or jobs resume",
         ),
-        (Exit::Problem, "the cluster has a problem: status found it, or repair left it"),
+        (
+            Exit::Problem,
+            "the cluster has a problem: status found it, or repair left it; fleet status: a partition has no \
+             owner, or a member is not connected",
+        ),
         (
             Exit::Stopped,
             "stopped by Ctrl-C or SIGTERM; continue with --resume; for slots, run the same command again",

@@ -4,7 +4,8 @@
 //! (which is the default) the effect of that name, of the batch of that number, counted from 0, if one is
 //! given. `WHIMBREL_FAILPOINT_PAUSE` has the same form; the process waits there until the file that
 //! `WHIMBREL_FAILPOINT_FILE` names exists, or a minute has passed. While it waits, there is a file of that
-//! name with `.reached` after it. Neither variable does anything unless it is set.
+//! name with `.reached` after it. Neither variable does anything in a binary without debug assertions: what is
+//! shipped has no such places.
 
 use std::time::Duration;
 
@@ -22,6 +23,9 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Dies or waits here if the environment says so.
 pub async fn reached(effect: &str, when: When, batch: usize) {
+    if !cfg!(debug_assertions) {
+        return;
+    }
     let is_here = |variable| std::env::var(variable).is_ok_and(|text| matches(&text, effect, when, batch));
     if is_here("WHIMBREL_FAILPOINT") {
         // Nothing may run on the way out: no destructor, no flush. That is what a killed process is.

@@ -189,7 +189,7 @@ fn lacks_at_most(result: &VerifyReport, keys: u64) -> bool {
 fn going_on_alike(args: &CopyArgs, begun_with: Status) -> Status {
     begun_with
         .named(args.job.name.as_ref())
-        .going_on_with("between", args.limits.between)
+        .going_on_with("between", args.limits.pace.between)
         .going_on_at(&args.limits.change())
         .going_on_switched("verify", args.verify)
         .going_on_switched("functions", args.functions)
@@ -275,13 +275,13 @@ pub fn show_failures(failures: &[KeyFailure]) {
 fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     if args.show.json {
         let plan = json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
-            "plan": plan, "times": times(args.limits.between)});
+            "plan": plan, "times": times(args.limits.pace.between)});
         out!("{plan}");
         return;
     }
     show_sides(plan, |_| true);
     eprintln!("policy   {}", policy(args, plan, options));
-    display::show_times(args.limits.between);
+    display::show_times(args.limits.pace.between);
     if args.dry_run {
         eprintln!("dry run: nothing was written");
     }

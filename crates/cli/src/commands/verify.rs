@@ -44,13 +44,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let hooks = args.job.hooks.settings(Kind::Verify)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     verify::check_comparable(&source).and(verify::check_comparable(&target))?;
-    let limits = RateChange {
-        keys: args.rate_keys,
-        max_latency_ms: args.max_latency,
-        max_load: args.max_load,
-        times: args.between.map(Times::Between),
-        ..RateChange::default()
-    };
+    let limits = args.pace.change();
     let options = VerifyOptions {
         depth: match args.depth {
             Depth::Counts => verify::Depth::Counts,
@@ -75,7 +69,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     if !args.show.json && !args.show.quiet {
         eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
         eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
-        display::show_times(args.between);
+        display::show_times(args.pace.between);
     }
     let progress = Arc::new(VerifyProgress::default());
     let Some(VerifyRecord { journal, folder, name, again }) = record else {
@@ -91,7 +85,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let begun_with =
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
             .named(args.job.name.as_ref())
-            .going_on_with("between", args.between)
+            .going_on_with("between", args.pace.between)
             .going_on_at(&limits)
             .going_on_switched("from-replicas", args.from_replicas);
     let stop = stop.child_token();
@@ -141,7 +135,7 @@ fn scope(text: &str) -> Result<Scope> {
 
 /// A full verification of what a copy was about.
 pub fn options_after_copy(args: &CopyArgs, dbs: &[DbPair], check_extra: bool) -> Result<VerifyOptions> {
-    let times = args.limits.between.map(Times::Between);
+    let times = args.limits.pace.between.map(Times::Between);
     Ok(VerifyOptions {
         selection: args.which.names.selection()?,
         types: args.which.types.clone(),

@@ -299,7 +299,7 @@ async fn attended(
     let begun_with =
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed)
             .named(given)
-            .going_on_with("between", args.limits.between)
+            .going_on_with("between", args.limits.pace.between)
             .going_on_at(&args.limits.change())
             .going_on_switched("again", args.again)
             .going_on_switched("functions", args.functions);
@@ -436,7 +436,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
         out!(
             "{}",
             json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror,
-                "plan": plan, "times": times(args.limits.between)})
+                "plan": plan, "times": times(args.limits.pace.between)})
         );
         return;
     }
@@ -444,7 +444,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     if args.mirror && plan.dbs.iter().any(|db| db.target_keys > 0) {
         eprintln!("mirror   keys that only the target has are removed, those that differ are replaced");
     }
-    show_times(args.limits.between);
+    show_times(args.limits.pace.between);
     eprintln!("sync     {name}");
 }
 

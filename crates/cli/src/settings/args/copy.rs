@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use whimbrel_core::schedule::Window;
 use whimbrel_core::units::parse_count;
-use whimbrel_flow::load::MaxLoad;
 
-use super::shared::{Beforehand, Endpoints, ExposeArgs, JobArgs, KeySelection, Limits, Resuming, Show};
+use super::shared::{
+    Beforehand, Endpoints, ExposeArgs, JobArgs, KeySelection, Limits, Pace, Resuming, Show,
+};
 use whimbrel_control::values::parse_ms;
 
 /// `whimbrel copy`.
@@ -150,21 +150,8 @@ pub struct VerifyArgs {
     #[arg(long, help_heading = "Comparison")]
     pub from_replicas: bool,
 
-    /// Read at most N keys per second [default: no limit]
-    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
-    pub rate_keys: Option<u64>,
-
-    /// Slow down while a server takes longer than this to answer, such as 5ms [default: no limit]
-    #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
-    pub max_latency: Option<u64>,
-
-    /// Slow down while a server uses more of a core than this, such as 60% [default: no limit]
-    #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
-    pub max_load: Option<MaxLoad>,
-
-    /// Compare only at this time of day: 01:00-05:00 (UTC), or 01:00-05:00+01:00 with an offset
-    #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
-    pub between: Option<Window>,
+    #[command(flatten)]
+    pub pace: Pace,
 
     #[command(flatten)]
     pub job: JobArgs,

@@ -82,25 +82,16 @@ pub struct Names {
     pub dbs: Vec<String>,
 }
 
-/// Bounds of whatever transfers keys.
+/// How fast keys are read, and when.
 #[derive(Debug, Args)]
-pub struct Limits {
+pub struct Pace {
     /// Read at most N keys per second [default: no limit]
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
 
-    /// Read at most this many bytes of values per second [default: no limit]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
-    pub rate_bytes: Option<u64>,
-
     /// Slow down while a server takes longer than this to answer, such as 5ms [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = parse_ms, help_heading = "Limits")]
     pub max_latency: Option<u64>,
-
-    /// Slow down while a replica of the target is further behind than this, such as 64MiB or 5s [default: no
-    /// limit]
-    #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
-    pub max_lag: Option<MaxLag>,
 
     /// Slow down while a server uses more of a core than this, such as 60% [default: no limit]
     #[arg(long, value_name = "PERCENT", help_heading = "Limits")]
@@ -109,6 +100,35 @@ pub struct Limits {
     /// Process keys only at this time of day: 01:00-05:00 (UTC), or 01:00-05:00+01:00 with an offset
     #[arg(long, value_name = "FROM-UNTIL", help_heading = "Limits")]
     pub between: Option<Window>,
+}
+
+impl Pace {
+    /// The same, for the command that goes on.
+    pub fn change(&self) -> RateChange {
+        RateChange {
+            keys: self.rate_keys,
+            max_latency_ms: self.max_latency,
+            max_load: self.max_load,
+            times: self.between.map(Times::Between),
+            ..RateChange::default()
+        }
+    }
+}
+
+/// Bounds of whatever transfers keys.
+#[derive(Debug, Args)]
+pub struct Limits {
+    #[command(flatten)]
+    pub pace: Pace,
+
+    /// Read at most this many bytes of values per second [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub rate_bytes: Option<u64>,
+
+    /// Slow down while a replica of the target is further behind than this, such as 64MiB or 5s [default: no
+    /// limit]
+    #[arg(long, value_name = "BYTES|TIME", help_heading = "Limits")]
+    pub max_lag: Option<MaxLag>,
 
     /// Memory for values in flight; resident memory stays under this plus 64 MiB
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
@@ -143,15 +163,7 @@ impl Limits {
 
     /// The same, for the command that goes on.
     pub fn change(&self) -> RateChange {
-        RateChange {
-            keys: self.rate_keys,
-            bytes: self.rate_bytes,
-            max_latency_ms: self.max_latency,
-            max_lag: self.max_lag,
-            max_load: self.max_load,
-            times: self.between.map(Times::Between),
-            ..RateChange::default()
-        }
+        RateChange { bytes: self.rate_bytes, max_lag: self.max_lag, ..self.pace.change() }
     }
 }
 
