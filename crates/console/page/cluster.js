@@ -300,7 +300,7 @@ function orders(at) {
     at.repair,
     state.me &&
       !mine &&
-      h("p", { class: "dim" }, "Your role is look. To plan and approve moves you need the role operate."),
+      h("p", { class: "dim" }, "Your role is view. To plan and approve moves you need the role operate."),
   ];
 }
 

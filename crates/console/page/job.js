@@ -120,7 +120,7 @@ function facts(job) {
     ["Method", job.method],
     ["Method changed because", job.fell_back],
     ["Limits", job.limits],
-    ["Cutover ordered", job.scheduled],
+    ["Cutover scheduled", job.scheduled],
     ["Listens on", job.listen],
     ["Started", time(job.created_s)],
     ["Ended", job.ended_s ? time(job.ended_s) : null],
@@ -224,7 +224,7 @@ function setForm(name) {
       field("Only between", between, "a time of the day, in UTC: 01:00-05:00, or none"),
       field("Memory", memory, "values in flight, of a copy or a sync: 64MiB"),
       field("Lanes", lanes, "connections that move keys: 8, or 2:8 to read and to write"),
-      field("Longest pause", pause, "of a move of slots, or of a cutover that was ordered: 500ms"),
+      field("Longest pause", pause, "of a move of slots, or of a scheduled cutover: 500ms"),
     ),
     run: async () => {
       await order(jobPath(name, "set"), {
@@ -383,7 +383,7 @@ function actions(job, result) {
     can.includes("cancel") && cancelPlanButton(job.plan),
     !job.ended &&
       !may("operate") &&
-      h("p", { class: "dim" }, "Your role is look. To pause, set or cancel jobs you need the role operate."),
+      h("p", { class: "dim" }, "Your role is view. To pause, set or cancel jobs you need the role operate."),
     !job.ended &&
       may("operate") &&
       !can.length &&

@@ -204,7 +204,7 @@ function login(why) {
       field(
         "Token",
         input,
-        "Get one with: whimbrel token add NAME --role look. It is kept until this tab closes.",
+        "Get one with: whimbrel token add NAME --role view. It is kept until this tab closes.",
       ),
     ],
     run: async () => {

@@ -422,7 +422,7 @@ function paintCutover(at, job, mine, remembered) {
     !verified && "nothing was verified: no comparison since the sync began says that both sides are equal",
     !fits && "not rehearsed with these choices",
     job.paused && "the sync is paused",
-    job.scheduled && `a cutover is ordered: ${job.scheduled}`,
+    job.scheduled && `a cutover is scheduled: ${job.scheduled}`,
   ];
   const chosen = chosenNow(at);
   at.cut.set(

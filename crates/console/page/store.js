@@ -158,10 +158,10 @@ export function stateOf(job) {
   if (job.state === "ended") return job.phase || "ended";
   const word = job.answers === false ? "does not answer" : job.paused ? "paused" : job.state;
   const state = job.phase ? `${word}: ${job.phase}` : word;
-  return job.scheduled ? `${state}, cutover ordered` : state;
+  return job.scheduled ? `${state}, cutover scheduled` : state;
 }
 
-const LEVELS = ["look", "operate", "administer"];
+const LEVELS = ["view", "operate", "administer"];
 
 /** Whether the role is enough. The server decides; this is so that nothing is offered that it refuses. */
 export const may = (role) => LEVELS.indexOf(state.me?.role) >= LEVELS.indexOf(role);

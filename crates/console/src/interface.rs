@@ -70,7 +70,7 @@ const CUT_OVER: &str = r#"{
     "properties": {
         "text": {"type": "array", "items": {"type": "string"}},
         "outcome": {"type": "object", "description": "the report, as whimbrel cutover --json has it"},
-        "ordered": {"type": "string", "description": "when it is due, where it was ordered for later"}
+        "scheduled": {"type": "string", "description": "when it is due, if it was scheduled"}
     }
 }"#;
 
@@ -93,7 +93,7 @@ const fn post(
     Operation { method: "POST", path, needs: Some(needs), summary, fields, answer }
 }
 
-const LOOK: Option<Role> = Some(Role::Look);
+const VIEW: Option<Role> = Some(Role::View);
 const ADMINISTER: Option<Role> = Some(Role::Administer);
 
 /// All of it.
@@ -101,12 +101,12 @@ pub const OPERATIONS: &[Operation] = &[
     get("/openapi.json", None, "This document", OBJECT),
     get(
         "/me",
-        LOOK,
+        VIEW,
         "Whose token this is, and what this console has",
         r#"{
             "type": "object", "required": ["name", "role", "version", "cluster", "fleet", "now_ms"],
             "properties": {
-                "name": {"type": "string"}, "role": {"enum": ["look", "operate", "administer"]},
+                "name": {"type": "string"}, "role": {"enum": ["view", "operate", "administer"]},
                 "version": {"type": "string"}, "cluster": {"type": ["string", "null"]},
                 "fleet": {"type": "boolean"}, "now_ms": {"type": "integer"}
             }
@@ -114,13 +114,13 @@ pub const OPERATIONS: &[Operation] = &[
     ),
     get(
         "/stream",
-        LOOK,
+        VIEW,
         "How everything stands, and each second what has changed: server-sent events",
         EVENTS,
     ),
     get(
         "/jobs",
-        LOOK,
+        VIEW,
         "All jobs",
         r##"{
             "type": "object", "required": ["now_ms", "jobs"],
@@ -132,7 +132,7 @@ pub const OPERATIONS: &[Operation] = &[
     ),
     get(
         "/jobs/{name}",
-        LOOK,
+        VIEW,
         "A job, its events, and its report once it has ended",
         r##"{
             "type": "object", "required": ["now_ms", "job", "details", "events", "report", "remembered"],
@@ -153,12 +153,12 @@ pub const OPERATIONS: &[Operation] = &[
     ),
     get(
         "/cluster",
-        LOOK,
+        VIEW,
         "The cluster: shards, sizes, load, and what is wrong with it",
         r#"{"type": "object", "required": ["now_ms"], "properties": {"now_ms": {"type": "integer"}}}"#,
     ),
-    get("/cluster/repair", LOOK, "What a repair would do; nothing is changed", OBJECT),
-    get("/fleet", LOOK, "The fleet: members, leases, partitions", OBJECT),
+    get("/cluster/repair", VIEW, "What a repair would do; nothing is changed", OBJECT),
+    get("/fleet", VIEW, "The fleet: members, leases, partitions", OBJECT),
     post("/jobs/{name}/pause", Role::Operate, "Move no more keys for now", &[], RATES),
     post(
         "/jobs/{name}/resume",
@@ -239,7 +239,7 @@ pub const OPERATIONS: &[Operation] = &[
         "/jobs/{name}/cutover",
         Role::Administer,
         "Have the target of a sync take over, or find out whether it could; confirm is the job's name. With \
-            at, between or when_ready it is ordered for later",
+            at, between or when_ready it is scheduled",
         &[
             may("confirm", MAYBE_TEXT),
             may("dry_run", FLAG),
@@ -264,7 +264,7 @@ pub const OPERATIONS: &[Operation] = &[
     post(
         "/jobs/{name}/cutover/withdraw",
         Role::Administer,
-        "Take back a cutover that was ordered for later",
+        "Take back a scheduled cutover",
         &[],
         ORDERED,
     ),
@@ -322,7 +322,7 @@ pub const OPERATIONS: &[Operation] = &[
                 "type": "object", "required": ["at_ms", "who", "role", "from", "order", "target"],
                 "properties": {
                     "at_ms": {"type": "integer"}, "who": {"type": "string"},
-                    "role": {"enum": ["look", "operate", "administer"]}, "from": {"type": "string"},
+                    "role": {"enum": ["view", "operate", "administer"]}, "from": {"type": "string"},
                     "order": {"type": "string"}, "target": {"type": "string"},
                     "outcome": {"type": ["string", "null"]}
                 }
@@ -359,7 +359,7 @@ const JOB: &str = r##"{
         "ended_s": {"type": ["integer", "null"]},
         "begun_by": {"type": "string"}, "plan": {"type": "string"},
         "pid": {"type": "integer", "description": "the process that runs it, or ran it last"},
-        "scheduled": {"type": ["string", "null"], "description": "a cutover that was ordered for later"},
+        "scheduled": {"type": ["string", "null"], "description": "a scheduled cutover"},
         "again": {"type": ["string", "null"], "description": "the command that goes on with it"},
         "limits": {"type": ["string", "null"], "description": "rates, in words"},
         "can": {"type": "array", "items": {"type": "string"}, "description": "what this role may ask now"}
@@ -396,7 +396,7 @@ pub fn document() -> Value {
             "title": "Whimbrel's console",
             "version": "1",
             "description": "Jobs, clusters and fleets, as the page in the browser sees them. x-role is the \
-                least role that may ask: look, operate or administer.",
+                least role that may ask: view, operate or administer.",
         },
         "paths": paths,
         "components": {

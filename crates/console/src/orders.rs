@@ -434,7 +434,7 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
     }
     // The sync would refuse it as well, but only after it was rehearsed.
     if options.fence == WriterFenceKind::None {
-        return Err(Failure::bad("without a fence nothing is handed over, so there is nothing to order")
+        return Err(Failure::bad("without a fence nothing is handed over, so there is nothing to schedule")
             .with_remedy("name a fence"));
     }
     if let Some(rehearsal) = rehearsal(&entry.status, &options) {
@@ -444,17 +444,17 @@ pub(crate) async fn cut_over(inner: Arc<Inner>, name: String, wanted: CutoverWan
     let words = scheduled.in_words();
     let request = Request::Schedule(Some(scheduled));
     service::ask(&store, &name, request, "schedule the cutover of").await?;
-    Ok(json!({"ordered": words, "text": [format!("ordered: it cuts over {words}")]}))
+    Ok(json!({"scheduled": words, "text": [format!("scheduled: it cuts over {words}")]}))
 }
 
-/// Takes a cutover back that was ordered for later.
+/// Takes a cutover back that was scheduled.
 pub(crate) async fn withdraw(inner: Arc<Inner>, name: String) -> Answer<Value> {
     if find(&inner, &name).await?.status.kind != Kind::Sync {
         return Err(no_sync(&name));
     }
     let (_, stood) = service::withdraw_cutover(&inner.jobs().store, &name).await?;
     if !stood {
-        return Err(Failure::conflict(format!("no cutover of {name} is ordered"))
+        return Err(Failure::conflict(format!("no cutover of {name} is scheduled"))
             .with_remedy("nothing is left to take back"));
     }
     Ok(json!({"job": name}))

@@ -85,7 +85,7 @@ mod tests {
     fn what_is_paused_has_no_time_left() {
         let mut job = seen(Kind::Copy, "copying", true);
         (job.entry.status.keys, job.entry.status.keys_moved) = (1_000, 500);
-        let eta = |job: &Seen| Shown::new(job, None, Some(10.0)).for_role(Role::Look)["eta_ms"].clone();
+        let eta = |job: &Seen| Shown::new(job, None, Some(10.0)).for_role(Role::View)["eta_ms"].clone();
         assert_eq!(eta(&job), 50_000);
         job.entry.status.rates.paused_until_s = Some(3_600);
         assert_eq!(eta(&job), Value::Null);
@@ -96,7 +96,7 @@ mod tests {
         let is_whole = |command: &str| {
             let mut verify = seen(Kind::Verify, "equal", false);
             verify.entry.status.again = command.split(' ').map(str::to_owned).collect();
-            Shown::new(&verify, None, None).for_role(Role::Look)["whole"] == true
+            Shown::new(&verify, None, None).for_role(Role::View)["whole"] == true
         };
         assert!(is_whole("verify a:1 b:1") && is_whole("verify a:1 b:1 --depth full --lanes 4"));
         for less in ["--sample 1%", "--match u:*", "--depth meta", "--ignore-extra", "--db 1"] {
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_role_is_offered_what_it_may_do_and_what_is_possible() {
         let sync = seen(Kind::Sync, "following", true);
-        assert_eq!(can(&sync, Role::Look), [""; 0]);
+        assert_eq!(can(&sync, Role::View), [""; 0]);
         assert_eq!(can(&sync, Role::Operate), ["pause", "set", "cancel"]);
         assert_eq!(can(&sync, Role::Administer), ["pause", "set", "cancel", "cutover"]);
         assert_eq!(

@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn only_what_changes_is_sent_after_the_first_time() {
         let text = String::new;
-        let caller = Caller { name: text(), role: Role::Look, from: text(), sha256: text() };
+        let caller = Caller { name: text(), role: Role::View, from: text(), sha256: text() };
         let mut first =
             Snapshot { read_ms: 1, cluster: Some(Arc::new(json!({"a": 1}))), ..Snapshot::default() };
         first.jobs = [("a".to_owned(), job("a")), ("b".to_owned(), job("b"))].into();

@@ -35,7 +35,7 @@ const PREFIX: &str = "whimbrel_";
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// See everything but the audit log.
-    Look,
+    View,
     /// Also pause, resume, set and cancel jobs, and plan and approve moves of slots.
     Operate,
     /// Also begin jobs between servers, cut over, and see the audit log.
@@ -44,12 +44,12 @@ pub enum Role {
 
 impl Role {
     /// All of them, from the one that may do least.
-    pub const ALL: [Role; 3] = [Role::Look, Role::Operate, Role::Administer];
+    pub const ALL: [Role; 3] = [Role::View, Role::Operate, Role::Administer];
 
     /// The word for it.
     pub fn word(self) -> &'static str {
         match self {
-            Role::Look => "look",
+            Role::View => "view",
             Role::Operate => "operate",
             Role::Administer => "administer",
         }
@@ -67,7 +67,7 @@ impl FromStr for Role {
 
     fn from_str(text: &str) -> std::result::Result<Role, String> {
         let role = Role::ALL.into_iter().find(|role| role.word() == text);
-        role.ok_or_else(|| "a role is look, operate or administer".to_owned())
+        role.ok_or_else(|| "a role is view, operate or administer".to_owned())
     }
 }
 
@@ -211,10 +211,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let tokens = Tokens::of(folder.path());
         let alice = tokens.add("alice", Role::Operate).expect("made");
-        let bob = tokens.add("bob", Role::Look).expect("made");
+        let bob = tokens.add("bob", Role::View).expect("made");
         let of = |token: &str| tokens.find(token).expect("read").map(|found| (found.name, found.role));
         assert_eq!(of(&alice), Some(("alice".to_owned(), Role::Operate)));
-        assert_eq!(of(&bob), Some(("bob".to_owned(), Role::Look)));
+        assert_eq!(of(&bob), Some(("bob".to_owned(), Role::View)));
         for wrong in ["", "whimbrel_", &alice[..alice.len() - 1], &alice.to_uppercase()] {
             assert_eq!(of(wrong), None, "{wrong}");
         }
@@ -235,7 +235,7 @@ mod tests {
         std::thread::scope(|scope| {
             for number in 0..16 {
                 let tokens = tokens.clone();
-                scope.spawn(move || tokens.add(&format!("t{number}"), Role::Look).expect("made"));
+                scope.spawn(move || tokens.add(&format!("t{number}"), Role::View).expect("made"));
             }
             scope.spawn(|| tokens.remove("leaver").expect("removed"));
         });
@@ -248,9 +248,9 @@ mod tests {
     fn names_are_plain_and_unique() {
         let folder = tempfile::tempdir().expect("a folder");
         let tokens = Tokens::of(folder.path());
-        tokens.add("on-call@example", Role::Look).expect("made");
+        tokens.add("on-call@example", Role::View).expect("made");
         for name in ["", "on-call@example", "a b", "<b>", "a\n", &"x".repeat(65)] {
-            assert!(tokens.add(name, Role::Look).is_err(), "{name}");
+            assert!(tokens.add(name, Role::View).is_err(), "{name}");
         }
     }
 
@@ -259,12 +259,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join(FILE), "[{").expect("written");
         let tokens = Tokens::of(folder.path());
-        assert!(tokens.find("whimbrel_00").is_err() && tokens.add("alice", Role::Look).is_err());
+        assert!(tokens.find("whimbrel_00").is_err() && tokens.add("alice", Role::View).is_err());
     }
 
     #[test]
     fn roles_are_ordered_by_what_they_permit() {
-        assert!(Role::Look < Role::Operate && Role::Operate < Role::Administer);
+        assert!(Role::View < Role::Operate && Role::Operate < Role::Administer);
         for role in Role::ALL {
             assert_eq!(role.to_string().parse(), Ok(role));
         }

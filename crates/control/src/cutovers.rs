@@ -10,10 +10,10 @@ use crate::store::{FOLLOWING, Status};
 /// Clients that are named in one line.
 const CLIENTS_SHOWN: usize = 5;
 
-/// How long a pause is allowed if a cutover that is ordered for later is only rehearsed, in milliseconds.
+/// How long a pause is allowed if a scheduled cutover is only rehearsed, in milliseconds.
 const REHEARSED_MAX_MS: u64 = 60_000;
 
-/// The rehearsal of a cutover that is ordered for later: what would be refused then is refused now. How long
+/// The rehearsal of a scheduled cutover: what would be refused then is refused now. How long
 /// it would pause writes now does not matter: it is not due yet. `None` if the sync has not come far enough
 /// to try it, or is outside of its window, where nothing arrives.
 pub fn rehearsal(sync: &Status, ordered: &CutoverOptions) -> Option<CutoverOptions> {

@@ -167,10 +167,10 @@ impl Seen {
             (_, false) => "does not answer",
             (state, true) => paused.as_deref().unwrap_or(state),
         };
-        let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
+        let scheduled = if status.scheduled.is_some() { ", cutover scheduled" } else { "" };
         match status.phase.is_empty() {
-            true => format!("{state}{ordered}"),
-            false => format!("{state}: {}{ordered}", status.phase),
+            true => format!("{state}{scheduled}"),
+            false => format!("{state}: {}{scheduled}", status.phase),
         }
     }
 

@@ -13,7 +13,7 @@
 //! - [`node`]: names of cluster nodes;
 //! - [`plan`]: which slots move where;
 //! - [`repair`]: what to do about a cluster in which something is wrong;
-//! - [`schedule`]: when something is due that was ordered for later;
+//! - [`schedule`]: when something is due that was scheduled;
 //! - [`topology`]: the slot table, its ranges, and what changed when it changed;
 //! - [`units`]: sizes, durations and counts as people type and read them.
 

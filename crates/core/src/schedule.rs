@@ -1,4 +1,4 @@
-//! When something is due that was ordered for later: a pure function of the time. Times are in seconds since
+//! When something is due that was scheduled: a pure function of the time. Times are in seconds since
 //! the epoch, in UTC.
 
 use std::fmt;
@@ -114,7 +114,7 @@ impl fmt::Display for Window {
     }
 }
 
-/// What has to be true for something to begin that was ordered for later.
+/// What has to be true for something to begin that was scheduled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct When {
     /// Not before this moment.

@@ -57,7 +57,7 @@ pub(crate) fn page(
     }
     body.extend(details::lines(status, &watched.details, screen));
     if let Some(when) = &status.scheduled {
-        body.push(format!("cutover  ordered {when}"));
+        body.push(format!("cutover  scheduled {when}"));
     }
     body.extend(ended(watched, goes_on));
     let body = fitted(&body, screen);

@@ -673,23 +673,23 @@ fn a_running_migration_is_not_disturbed(engine: Engine) {
 /// are.
 fn looking_needs_the_documented_rights(engine: Engine) {
     let cluster = Cluster::builder(engine).start().expect("the cluster starts");
-    let lines = documented("whimbrel-look", &["Looking at a cluster"], "pass");
+    let lines = documented("whimbrel-view", &["Looking at a cluster"], "pass");
     let rights: Vec<&String> = lines.iter().flatten().filter(|word| word.starts_with('+')).collect();
     assert!(rights.len() > 5, "{rights:?}");
     cluster.nodes().iter().for_each(|node| give(node, &lines));
     let show_status = || {
-        let args = ["status", &cluster.seed(), "--user", "whimbrel-look"];
+        let args = ["status", &cluster.seed(), "--user", "whimbrel-view"];
         Invocation::new(&args).env("WHIMBREL_PASSWORD", "pass").run()
     };
     show_status().expect_code(SUCCESS);
     for right in rights {
         let word = |sign: &str| format!("{sign}{}", &right[1..]);
-        cluster.nodes()[1].call(&["ACL", "SETUSER", "whimbrel-look", &word("-")]);
+        cluster.nodes()[1].call(&["ACL", "SETUSER", "whimbrel-view", &word("-")]);
         let output = show_status();
         if output.code() != Some(SUCCESS) {
             let output = output.expect_code(REFUSED);
             assert!(output.stderr.contains("NOPERM"), "{engine}, without {right}: {output:#?}");
         }
-        cluster.nodes()[1].call(&["ACL", "SETUSER", "whimbrel-look", &word("+")]);
+        cluster.nodes()[1].call(&["ACL", "SETUSER", "whimbrel-view", &word("+")]);
     }
 }

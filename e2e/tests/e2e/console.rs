@@ -12,7 +12,7 @@ use whimbrel_lab::{Engine, wait_until};
 
 use crate::daemon::{Served, invocation, port_of_its_own};
 
-const ROLES: [&str; 3] = ["look", "operate", "administer"];
+const ROLES: [&str; 3] = ["view", "operate", "administer"];
 
 /// A daemon with a console, and a token for each role.
 pub(crate) struct Opened {
@@ -158,7 +158,7 @@ fn each_role_can_do_what_the_document_says_and_no_more() {
     }
     assert!(tried >= 3 * 15, "{tried}");
     let entries = opened.get("/audit")["entries"].as_array().cloned().expect("entries");
-    assert!(entries.iter().all(|entry| entry["role"] != "look"), "{entries:?}");
+    assert!(entries.iter().all(|entry| entry["role"] != "view"), "{entries:?}");
     assert!(entries.iter().any(|entry| entry["order"] == "pause" && entry["who"] == "operate"));
 }
 
@@ -188,7 +188,7 @@ fn pages_from_elsewhere_and_other_names_are_refused() {
     let form = form.with("Content-Type", "text/plain");
     let form = Ask { body: r#"{"kind": "rebalance"}"#.to_owned(), ..form }.answer();
     assert_eq!(form.status, 415, "{}", form.body);
-    for wrong in ["Bearer ", "Bearer x", "Basic YTpi", &format!("Bearer {}x", opened.tokens["look"])] {
+    for wrong in ["Bearer ", "Bearer x", "Basic YTpi", &format!("Bearer {}x", opened.tokens["view"])] {
         let answer = Ask::new(&opened.at, "GET /api/v1/me").with("Authorization", wrong).answer();
         assert_eq!(answer.status, 401, "{wrong}");
     }
@@ -213,14 +213,14 @@ fn a_console_is_not_opened_for_everybody_or_nobody() {
     };
     let nobody = serve("127.0.0.1:0").expect_code(2);
     assert!(nobody.stderr.contains("whimbrel token add"), "{}", nobody.stderr);
-    token(&state, "alice", "look");
+    token(&state, "alice", "view");
     let clear = serve("0.0.0.0:0").expect_code(2);
     assert!(clear.stderr.contains("in clear") && clear.stderr.contains("certificate"), "{}", clear.stderr);
-    let twice = ["token", "add", "alice", "--role", "look", "--state-dir", &state];
+    let twice = ["token", "add", "alice", "--role", "view", "--state-dir", &state];
     assert!(Invocation::unasked(&twice).run().expect_code(2).stderr.contains("there is a token"));
     let listed = Invocation::unasked(&["token", "list", "--state-dir", &state]).run().expect_code(0);
     assert!(
-        listed.stdout.contains("alice  look") && !listed.stdout.contains("whimbrel_"),
+        listed.stdout.contains("alice  view") && !listed.stdout.contains("whimbrel_"),
         "{}",
         listed.stdout
     );
@@ -345,7 +345,7 @@ fn jobs_of_a_plan_are_known_and_cancelled_together() {
     assert_eq!(cancelled.json()["refused"], json!([]), "{}", cancelled.body);
     for name in &names {
         // One that waited for its turn leaves nothing behind.
-        let answer = opened.ask("look", &format!("GET /api/v1/jobs/{name}"), None);
+        let answer = opened.ask("view", &format!("GET /api/v1/jobs/{name}"), None);
         if answer.status == 200 {
             let job = opened.wait_for_job(name, |job| job["ended"] == true);
             assert_eq!(job["phase"], "cancelled", "{job}");
@@ -367,8 +367,8 @@ fn the_console_counts_what_it_is_asked_for() {
     assert_eq!(wrong.status, 401, "{}", wrong.body);
     opened.get("/jobs");
     opened.ask("operate", "POST /api/v1/jobs/nobody/pause", Some(&json!({})));
-    opened.ask("look", "GET /api/v1/no/such/thing", None);
-    let answer = opened.ask("look", "GET /metrics", None);
+    opened.ask("view", "GET /api/v1/no/such/thing", None);
+    let answer = opened.ask("view", "GET /metrics", None);
     assert_eq!(answer.status, 200, "{}", answer.body);
     for expected in [
         "whimbrel_console_requests_total{operation=\"GET /api/v1/jobs\",status=\"200\"} 1.0",
@@ -388,9 +388,9 @@ fn the_console_counts_what_it_is_asked_for() {
 fn odd_names_are_answered_as_json() {
     let scene = scene();
     let opened = Opened::of(&scene, &[]);
-    let odd = opened.ask("look", "GET /api/v1/jobs/%ff", None);
+    let odd = opened.ask("view", "GET /api/v1/jobs/%ff", None);
     assert_eq!((odd.status, odd.json()["error"].is_string()), (400, true), "{}", odd.body);
-    let odd = opened.ask("look", "GET /api/v1/jobs/%1b%5b2J", None);
+    let odd = opened.ask("view", "GET /api/v1/jobs/%1b%5b2J", None);
     let error = odd.json()["error"].as_str().unwrap_or_default().to_owned();
     assert_eq!((odd.status, error.contains(char::is_control)), (404, false), "{}", odd.body);
     assert!(error.contains("[2J"), "{error}");

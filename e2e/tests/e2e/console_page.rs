@@ -115,7 +115,7 @@ fn a_rebalance_is_planned_approved_and_watched_by_clicks(engine: Engine) {
 fn a_connection_that_is_lost_is_found_again() {
     let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=16_383]]).start();
     let mut opened = Opened::of(&scene, &[]);
-    let mut browser = browser(&opened, "look");
+    let mut browser = browser(&opened, "view");
     browser.wait_for(&format!("{} === 1", number("shard")));
     browser.eval("window.isThis = true");
     opened.served.running.kill9();
@@ -470,7 +470,7 @@ fn a_node_that_hangs_hides_none_of_the_others() {
     let layout = [vec![0..=5_999], vec![6_000..=11_999], vec![12_000..=16_383]];
     let scene = Scene::of(Engine::Redis70, 0, &layout).start();
     let opened = Opened::of(&scene, &[]);
-    let mut browser = browser(&opened, "look");
+    let mut browser = browser(&opened, "view");
     let probe = |node: usize| {
         let row = format!("[data-id=\"{}\"]", scene.cluster.node_id(node));
         format!("document.querySelector('{row} td[data-cell=\"probe\"]').innerText")

@@ -202,7 +202,7 @@ fn a_killed_sync_goes_on_and_cuts_over_later_by_clicks() {
     order(&mut browser, &name);
     let job = opened.wait_for_job(&name, |job| job["scheduled"].is_string());
     assert!(job["scheduled"].as_str().is_some_and(|at| at.contains("2099-01-01")), "{job}");
-    browser.wait_for_text(&test("step-cutover"), "a cutover is ordered: at 2099-01-01");
+    browser.wait_for_text(&test("step-cutover"), "a cutover is scheduled: at 2099-01-01");
     picture(&mut browser, "ordered");
     browser.click(&test("cutover-withdraw"));
     opened.wait_for_job(&name, |job| job["scheduled"].is_null());

@@ -658,7 +658,7 @@ fn what_cannot_be_steered_is_refused() {
     let name = name_of(&job);
     for (words, expected) in [
         (&["set", name, "lanes=0"][..], "READ:WRITE"),
-        (&["set", name, "max-pause=1s"], "of a cutover that was ordered for later"),
+        (&["set", name, "max-pause=1s"], "of a scheduled cutover"),
         (&["set", name, "rate-keys=fast"], "rate-keys=fast"),
         (&["set", name], "RATE"),
         (&["set", name, "between=5-6"], "01:00-05:00"),

@@ -1,4 +1,4 @@
-//! Cutovers that are ordered for later: the sync makes them, also after it was killed.
+//! Scheduled cutovers: the sync makes them, also after it was killed.
 
 use std::path::Path;
 use std::process::Command;
@@ -91,7 +91,7 @@ fn a_killed_sync_that_goes_on_cuts_over_when_that_is_due() {
 }
 
 #[test]
-fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
+fn what_is_scheduled_waits_is_tried_again_and_is_taken_back() {
     let (source, target) = (server(Engine::Valkey91), server(Engine::Redis70));
     assert_eq!(source.call(&["SET", "before", "1"]), Reply::Okay);
     let job = Sync::new(&url(&source), &url(&target), &[]);
@@ -128,20 +128,20 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
     // A time of the day that is not now.
     let hours = [2, 3].map(|hours| typed("%H:%M", now_s() + hours * 3_600)).join("-");
     order(&["--between", &hours, "--when-ready"]).expect_code(0);
-    let words = scheduled(&job).expect("it is ordered");
+    let words = scheduled(&job).expect("it is scheduled");
     assert!(words.contains(&hours) && words.contains("at most 5.0 s"), "{words}");
     let name = jobs(job.state.path(), &[])[0]["name"].as_str().expect("a name").to_owned();
     let set = |limit: &str| {
         Invocation::new(&["jobs", "set", &name, limit]).env("XDG_STATE_HOME", job.state.path()).run()
     };
     set("max-pause=7s").expect_code(0);
-    let words = scheduled(&job).expect("it is ordered still");
+    let words = scheduled(&job).expect("it is scheduled still");
     assert!(words.contains(&hours) && words.contains("at most 7.0 s"), "{words}");
     let taken_back = report(&job.cutover(&["--withdraw"]).expect_code(0));
     assert_eq!(taken_back["event"], "withdrawn");
     assert_eq!(scheduled(&job), None);
     let refused = set("max-pause=7s").expect_code(USAGE);
-    assert!(refused.stderr.contains("ordered for later"), "{refused:#?}");
+    assert!(refused.stderr.contains("scheduled"), "{refused:#?}");
 
     // One that is due and refused is tried again, and says why.
     order(&["--at", &typed("%Y-%m-%dT%H:%M:%SZ", now_s() + 40)]).expect_code(0);
@@ -153,14 +153,14 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
             .any(|event| event["event"] == "not-cut-over" && event["why"].to_string().contains(STRAY))
     };
     wait_until("it is refused", refusal);
-    assert!(scheduled(&job).is_some(), "it is still ordered");
+    assert!(scheduled(&job).is_some(), "it is still scheduled");
     assert_eq!(source.call(&["SET", "written", "1"]), Reply::Okay, "writers go on");
     wait_until("it arrives", || target.call(&["EXISTS", "written"]) == Reply::Int(1));
     stop(sync);
     // Also of one that nobody runs, and once.
     for stood in [true, false] {
         let taken_back = report(&job.cutover(&["--withdraw"]).expect_code(0));
-        assert_eq!(taken_back["ordered"], stood, "{taken_back}");
+        assert_eq!(taken_back["scheduled"], stood, "{taken_back}");
         assert_eq!(scheduled(&job), None);
     }
 }
@@ -192,7 +192,7 @@ fn what_is_taken_back_does_not_come_back() {
 
 /// By day, for a sync that moves keys at night alone: nothing can be rehearsed, and the order is taken.
 #[test]
-fn a_cutover_is_ordered_while_the_window_of_the_sync_is_closed() {
+fn a_cutover_is_scheduled_while_the_window_of_the_sync_is_closed() {
     let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
     fill(&deployment(source.addr()));
     let job = Sync::new(&url(&source), &url(&target), &[]);

@@ -169,9 +169,9 @@ async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Scheduled
 async fn withdraw(args: &CutoverArgs, store: &Store, named: &str) -> Result<Exit> {
     let (id, stood) = service::withdraw_cutover(store, named).await?;
     match (args.json, stood) {
-        (true, _) => out!("{}", json!({"event": "withdrawn", "job": id, "ordered": stood})),
-        (false, true) => out!("withdrawn: the cutover of {id} that was ordered"),
-        (false, false) => out!("nothing to withdraw: no cutover of {id} is ordered"),
+        (true, _) => out!("{}", json!({"event": "withdrawn", "job": id, "scheduled": stood})),
+        (false, true) => out!("withdrawn: the scheduled cutover of {id}"),
+        (false, false) => out!("nothing to withdraw: no cutover of {id} is scheduled"),
     }
     Ok(Exit::Success)
 }

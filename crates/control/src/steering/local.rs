@@ -57,7 +57,7 @@ pub struct LocalJob {
     rates: Rates,
     /// Where cutovers are asked for, of a job that can be cut over.
     cutovers: Option<(mpsc::Sender<Ask>, Arc<SyncStatus>, Worded)>,
-    /// A cutover that was ordered for later, and where that is written down.
+    /// A scheduled cutover, and where that is written down.
     schedule: Schedule,
     kept: Option<(Store, String)>,
     hooks: Option<Arc<JobHooks>>,
@@ -107,7 +107,7 @@ impl LocalJob {
         LocalJob { cutovers: Some((cutovers, status, worded)), ..self }
     }
 
-    /// Cutovers of it can be ordered for later, which is written down there, under this name. A job that is
+    /// Cutovers of it can be scheduled, which is written down there, under this name. A job that is
     /// resumed goes on with what was `ordered` before, which is reported.
     #[must_use]
     pub fn with_schedule(
@@ -133,7 +133,7 @@ impl LocalJob {
         self.is_cancelled.load(Ordering::Acquire)
     }
 
-    /// [`steer`]s it. The longest pause of a sync is its ordered cutover's. All of it is done, or nothing.
+    /// [`steer`]s it. The longest pause of a sync is its scheduled cutover's. All of it is done, or nothing.
     fn steer(&self, request: Request) -> std::result::Result<Value, Refusal> {
         let kind = self.kind();
         let mut ordered_ms = None;

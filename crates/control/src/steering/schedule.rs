@@ -1,4 +1,4 @@
-//! A cutover that was ordered for later.
+//! A scheduled cutover.
 //!
 //! It is written down in `jobs/ID.schedule` before the order is answered, so a sync that goes on after its
 //! process has died goes on with it. It is gone when the cutover has come about, was taken back, or its time
@@ -25,12 +25,12 @@ const POLL_PERIOD: Duration = Duration::from_secs(1);
 
 /// Why another pause is not allowed.
 pub(super) const NO_ORDER: &str = "max-pause can be changed of a move of slots by whimbrel's own method, \
-     and of a cutover that was ordered for later; nothing was changed";
+     and of a scheduled cutover; nothing was changed";
 
 /// How long after a cutover that did not come about it is tried again.
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// What was ordered for later.
+/// What was scheduled.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     order: Mutex<Order>,
@@ -91,7 +91,7 @@ impl Schedule {
                 return refused(format!("its time has passed: it is {}", format_time(now_s)));
             }
             if options.fence == WriterFenceKind::None {
-                let text = "without a fence nothing is handed over, so there is nothing to order for later";
+                let text = "without a fence nothing is handed over, so there is nothing to schedule";
                 return refused(text.to_owned());
             }
         }

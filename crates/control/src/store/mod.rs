@@ -6,7 +6,7 @@
 //!   for 30 days, and at most 1,000 of them;
 //! - `ID.events`: what happened to it and when, see [`Event`]; kept as long as the above;
 //! - `ID.report`: what came of it, likewise;
-//! - `ID.schedule`: a cutover that was ordered for later, see [`crate::steering::Scheduled`];
+//! - `ID.schedule`: a scheduled cutover, see [`crate::steering::Scheduled`];
 //! - `ID.socket`: where the process that runs it takes requests, see [`crate::steering`];
 //! - `names.lock`: held by the process that is about to give jobs their names;
 //! - `ID.job`: for a job that moves slots, its journal, a redb file. The process that runs the job has it
@@ -368,7 +368,7 @@ impl Store {
         serde_json::from_str(&std::fs::read_to_string(self.path(id, "report")).ok()?).ok()
     }
 
-    /// Writes down a cutover that was ordered for later; `None` if none is ordered, or none any more.
+    /// Writes down a scheduled cutover; `None` if none is, or none any more.
     ///
     /// # Errors
     /// Whatever the file system reports.
@@ -380,7 +380,7 @@ impl Store {
         }
     }
 
-    /// A cutover that was ordered for later, if any was.
+    /// A scheduled cutover, if any was.
     ///
     /// # Errors
     /// Whatever the file system reports, or if it cannot be understood.

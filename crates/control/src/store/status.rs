@@ -125,7 +125,7 @@ pub struct Status {
     /// How fast its keys move at most, and whether they do.
     #[serde(default, flatten)]
     pub rates: RatesNow,
-    /// When a cutover is due that was ordered for later, in words.
+    /// When a cutover is due that was scheduled, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduled: Option<String>,
     /// The address that it listens on, if it serves clients.

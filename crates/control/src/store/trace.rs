@@ -86,7 +86,7 @@ pub enum What {
         /// The last that it printed.
         output: String,
     },
-    /// A cutover was ordered for later, or that was taken back.
+    /// A cutover was scheduled, or withdrawn.
     Scheduled {
         /// When, in words; `None` if it was taken back.
         when: Option<String>,
@@ -120,8 +120,8 @@ impl fmt::Display for What {
                 write!(f, "the hook of {hook} {end}")?;
                 output.lines().try_for_each(|line| write!(f, "\n    {line}"))
             }
-            What::Scheduled { when: Some(when) } => write!(f, "a cutover is ordered: {when}"),
-            What::Scheduled { when: None } => f.write_str("no cutover is ordered any more"),
+            What::Scheduled { when: Some(when) } => write!(f, "a cutover is scheduled: {when}"),
+            What::Scheduled { when: None } => f.write_str("no cutover is scheduled any more"),
             What::NotCutOver { why } => write!(f, "not cut over: {why}"),
             What::Ended { phase } => write!(f, "ended: {phase}"),
         }

@@ -289,7 +289,7 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         out!("rates    {}", status.rates);
     }
     if let Some(when) = &status.scheduled {
-        out!("cutover  ordered {when}");
+        out!("cutover  scheduled {when}");
         out!("         whimbrel cutover {} --withdraw takes that back", status.id);
     }
     if seen.entry.is_interrupted() {

@@ -312,7 +312,7 @@ async fn attended(
     let job = LocalJob::new(stop.clone(), rates.clone(), move || running.standing(&begun_with))
         .with_cutovers(asks, status.clone(), words::refusal)
         .with_schedule(&store, name, is_resumed, |when| {
-            noted.copy.notice(format!("a cutover of this sync is ordered: {when}"));
+            noted.copy.notice(format!("a cutover of this sync is scheduled: {when}"));
         })
         .with_hooks(hooks);
     let work = async {

@@ -64,7 +64,7 @@ pub enum TokenCommand {
     Add {
         /// Name of the owner, shown in the audit log
         name: String,
-        /// What its owner may do: look, operate or administer
+        /// What its owner may do: view, operate or administer
         #[arg(long)]
         role: Role,
     },

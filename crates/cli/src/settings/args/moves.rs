@@ -426,7 +426,7 @@ pub enum JobsCommand {
         which: JobSelection,
         /// rate-keys=N, rate-bytes=BYTES, max-latency=TIME, max-lag=BYTES|TIME, max-load=PERCENT: at most
         /// that, or none; between=FROM-UNTIL, or none for any time of the day; memory=BYTES, of a copy or a
-        /// sync; lanes=N, or READ:WRITE; max-pause=TIME, of a move of slots or a cutover that was ordered
+        /// sync; lanes=N, or READ:WRITE; max-pause=TIME, of a move of slots or a scheduled cutover
         #[arg(required = true, value_name = "RATE")]
         rates: Vec<RateChange>,
     },

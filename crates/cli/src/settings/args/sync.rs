@@ -301,7 +301,7 @@ pub struct Later {
     #[arg(long, conflicts_with = "dry_run", help_heading = "Later")]
     pub when_ready: bool,
 
-    /// Withdraw a cutover that was ordered for later
+    /// Withdraw a scheduled cutover
     #[arg(long, help_heading = "Later", conflicts_with_all = ["at", "between", "when_ready", "dry_run"])]
     pub withdraw: bool,
 }
