@@ -259,6 +259,14 @@ const ORDERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("whimbrel", &["commands", "ui", "settings", "signals", "exit", "version"]),
+    (
+        "whimbrel-console",
+        &[
+            "server", "routes", "stream", "checks", "orders", "reading", "inner", "remembered", "plans",
+            "cluster", "runs", "canaries", "mover", "snapshot", "shown", "interface", "page", "audit", "tokens",
+            "counted", "failure", "files", "again", "report",
+        ],
+    ),
 ];
 
 /// Rules `circle` and `order`: no circle of imports among the modules of a crate, and no arrow up where it

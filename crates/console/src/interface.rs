@@ -261,13 +261,7 @@ pub const OPERATIONS: &[Operation] = &[
         ],
         CUT_OVER,
     ),
-    post(
-        "/jobs/{name}/cutover/withdraw",
-        Role::Administer,
-        "Take back a scheduled cutover",
-        &[],
-        ORDERED,
-    ),
+    post("/jobs/{name}/cutover/withdraw", Role::Administer, "Take back a scheduled cutover", &[], ORDERED),
     post(
         "/jobs",
         Role::Administer,

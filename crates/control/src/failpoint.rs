@@ -4,8 +4,8 @@
 //! (which is the default) the effect of that name, of the batch of that number, counted from 0, if one is
 //! given. `WHIMBREL_FAILPOINT_PAUSE` has the same form; the process waits there until the file that
 //! `WHIMBREL_FAILPOINT_FILE` names exists, or a minute has passed. While it waits, there is a file of that
-//! name with `.reached` after it. Neither variable does anything in a binary without debug assertions: what is
-//! shipped has no such places.
+//! name with `.reached` after it. Neither variable does anything in a binary without debug assertions, as the
+//! one that is shipped.
 
 use std::time::Duration;
 

@@ -27,6 +27,7 @@
 //! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate
 //! carries it out, says truthfully what came of it, and writes it down.
 
+pub mod access;
 pub mod again;
 pub mod canary;
 pub mod clock;

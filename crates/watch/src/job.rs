@@ -404,7 +404,9 @@ mod tests {
             let own: &[&str] = match kind {
                 Kind::Copy => &["written  4,200 keys, 2.0 KiB", "1 skipped, 2 failed", "c cancel"],
                 Kind::Verify => &["7 keys differing", "compared", "c cancel"],
-                Kind::Sync => &["LAG MS", "SILENT   nothing heard from the source", "about 12 ms", "c cancel"],
+                Kind::Sync => {
+                    &["LAG MS", "SILENT   nothing heard from the source", "about 12 ms", "c cancel"]
+                }
                 Kind::Move => &["10 of 100", "external", "aaaaaaaa -> bbbbbbbb", "10.0.0.1:7000", "c cancel"],
                 Kind::Front => &["clients  12", "held for 30 ms", "5,800 keys left", "2 keys could not"],
             };

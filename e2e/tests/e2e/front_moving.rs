@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use fastrand::Rng;
 use parking_lot::Mutex;
 use redis::Value;
 use serde_json::Value as Json;
@@ -140,10 +141,10 @@ impl<'a> Front<'a> {
     }
 
     /// The direction is turned, and the front dies in the middle of it, before or after it is written down.
-    fn reverse_and_kill(&mut self, random: &mut Random) {
+    fn reverse_and_kill(&mut self, random: &mut Rng) {
         let folder = self.process.state_dir().to_owned();
         let mut asking = Invocation::new(&["front", "reverse", "--state-dir", &folder, "--json"]).spawn();
-        std::thread::sleep(Duration::from_millis(random.below(300) as u64));
+        std::thread::sleep(Duration::from_millis(random.u64(..300)));
         self.process.kill_and_run_again();
         asking.wait(PATIENCE).expect("nobody is there to wait for");
     }
@@ -205,9 +206,9 @@ enum Trouble {
 }
 
 /// Has keys move to and fro; at last all have moved, and turn once more.
-fn reverse_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
+fn reverse_to_and_fro(front: &mut Front<'_>, random: &mut Rng) {
     for i in 0..REVERSALS {
-        std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
+        std::thread::sleep(Duration::from_millis(50 + random.u64(..600)));
         let before = front.process.status();
         if i % 3 == 1 {
             front.reverse_and_kill(random);
@@ -241,9 +242,9 @@ fn servers(seed: u64) -> (Deployed, Deployed) {
 }
 
 /// Has a slot of a cluster change its owner, with one of the keys that clients write.
-fn move_a_slot(deployed: &Deployed, random: &mut Random) {
+fn move_a_slot(deployed: &Deployed, random: &mut Rng) {
     let Deployed::Cluster(cluster) = deployed else { return };
-    let slot = slot_of(random.below(CLIENTS).to_string().as_bytes());
+    let slot = slot_of(random.usize(..CLIENTS).to_string().as_bytes());
     let from = cluster.owner_of(slot).expect("an owner");
     cluster.move_slot(slot, from, (from + 1) % 3).expect("it moves");
 }
@@ -259,7 +260,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
         Trouble::Kill | Trouble::Slots | Trouble::Reverse => Front::between(source, target),
         Trouble::Cut => Front::at(source, target, &links[0].addr(), &links[1].addr()),
     };
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let is_clustered = [source, target].iter().any(|side| matches!(side, Deployed::Cluster(_)));
     let world = world(is_clustered, trouble != Trouble::Slots);
     std::thread::scope(|scope| {
@@ -269,7 +270,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
                     world: &world,
                     id,
                     client: front.client(),
-                    random: Random(seed ^ (id as u64) << 32),
+                    random: Rng::with_seed(seed ^ (id as u64) << 32),
                     states: vec![State::default(); KINDS.len() * KEYS_EACH],
                     n: 0,
                 };
@@ -294,11 +295,11 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
         front.process.command("start").expect_code(0);
         let kills = if trouble == Trouble::Reverse { 0 } else { KILLS };
         for _ in 0..kills {
-            std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
+            std::thread::sleep(Duration::from_millis(50 + random.u64(..600)));
             println!("{trouble:?} while {}", front.process.status()["phase"]);
             if trouble == Trouble::Slots {
                 std::thread::scope(|both| {
-                    let mut own = Random(random.0 ^ 1);
+                    let mut own = random.fork();
                     both.spawn(move || move_a_slot(source, &mut own));
                     move_a_slot(target, &mut random);
                 });
@@ -309,7 +310,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
             }
             for link in links.iter().rev() {
                 link.cut();
-                std::thread::sleep(Duration::from_millis(100 + random.below(200) as u64));
+                std::thread::sleep(Duration::from_millis(100 + random.u64(..200)));
                 link.heal().expect("the port is still free");
             }
         }

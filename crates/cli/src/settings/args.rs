@@ -20,7 +20,7 @@ use clap::{Args, Parser, Subcommand};
 use whimbrel_control::values::parse_ms;
 use whimbrel_core::units::parse_count;
 
-pub use self::access::{Access, PASSWORD_TTL_MS, Reach};
+pub use self::access::{PASSWORD_TTL_MS, Reach};
 pub use self::assess::AssessArgs;
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
 pub use self::console::{TokenArgs, TokenCommand};

@@ -4,23 +4,22 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
+use whimbrel_control::access::Access;
 #[cfg(feature = "etcd")]
 use whimbrel_control::fleet::etcd::EtcdOptions;
 use whimbrel_control::hooks::Sender;
-use whimbrel_control::private::warning_if_shared;
 use whimbrel_control::secrets::{self, check_file};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
+use whimbrel_engine::endpoint::{Address, Endpoint, Secret};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
-use whimbrel_engine::login::PasswordCommand;
 use whimbrel_settings::values::{Moved, is_typed, run_again_with};
 
 #[cfg(feature = "etcd")]
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
-    Access, AssessArgs, ClusterArgs, Command, Endpoints, FleetAt, FrontArgs, HookArgs, JobAccess,
-    JobsCommand, JoinArgs, MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs,
+    AssessArgs, ClusterArgs, Command, Endpoints, FleetAt, FrontArgs, HookArgs, JobAccess, JobsCommand,
+    JoinArgs, MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs,
 };
 
 const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
@@ -369,64 +368,5 @@ fn secret(side: Side, option: &str, file: Option<&Path>, variable: &str) -> Resu
 }
 
 fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {
-    let mut endpoint = Endpoint::parse(side, text)?;
-    if let Some(user) = access.user {
-        endpoint.user = Some(user.clone());
-    }
-    if let Some(command) = access.password_command {
-        let command = PasswordCommand::new(side, command, access.password_ttl_ms);
-        endpoint.password_command = Some(Arc::new(command));
-        endpoint.password = None;
-    // A file wins over the address, and the address over the environment.
-    } else if access.password_file.is_some() || endpoint.password.is_none() {
-        endpoint.password = password(side, access.prefix, access.password_file, access.password_variable)?;
-    }
-    if endpoint.user.is_some() && endpoint.password.is_none() && endpoint.password_command.is_none() {
-        let what = "a user is named, but no password";
-        return Err(Error::options(side, "reading the options", what).with_remedy(format!(
-            "add it to the URL, set {}, or name a password file",
-            access.password_variable
-        )));
-    }
-    if let Address::Sentinel(_) = endpoint.address {
-        let prefix = format!("{}sentinel-", access.prefix);
-        endpoint.sentinel = SentinelLogin {
-            user: access.sentinel_user.cloned(),
-            password: password(side, &prefix, access.sentinel_password_file, access.sentinel_variable)?,
-        };
-    }
-    let wants_tls =
-        access.tls || access.ca.is_some() || access.cert.is_some() || access.server_name.is_some();
-    if wants_tls && endpoint.tls.is_none() {
-        endpoint.tls = Some(TlsOptions::default());
-    }
-    if let Some(tls) = &mut endpoint.tls {
-        tls.ca_file = access.ca.map(Path::to_owned);
-        tls.cert_file = access.cert.map(Path::to_owned);
-        tls.key_file = access.key.map(Path::to_owned);
-        tls.server_name = access.server_name.cloned();
-        tls.insecure = insecure;
-        for (option, file) in [("ca", access.ca), ("cert", access.cert), ("key", access.key)] {
-            check_file(side, format!("{}{option}", access.prefix), file)?;
-        }
-        if insecure {
-            let at = &endpoint.address;
-            eprintln!(
-                "warning  --insecure: any certificate is accepted from {at}, so anybody on the way can read \
-                    and change all"
-            );
-        }
-        if let Some(key) = access.key {
-            warning_if_shared(key, "the private key").iter().for_each(|words| eprintln!("{words}"));
-        }
-    }
-    for pair in access.map {
-        let parsed = Address::parse_mapping(pair).ok_or_else(|| {
-            let what = format!("{pair} is no address map entry");
-            Error::options(side, "reading the options", what)
-                .with_remedy("write ANNOUNCED_HOST:PORT=REACHABLE_HOST:PORT")
-        })?;
-        endpoint.address_map.push(parsed);
-    }
-    Ok(endpoint)
+    access.endpoint(side, text, insecure, |warning| eprintln!("{warning}"))
 }

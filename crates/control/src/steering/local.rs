@@ -429,9 +429,7 @@ pub async fn attended<T, R: Serialize>(
                 return Err(error);
             }
             let mut discarded = Ok(false);
-            attended
-                .leave_after(How::Ended("cancelled"), || discarded = discard(folder, kind, &name))
-                .await;
+            attended.leave_after(How::Ended("cancelled"), || discarded = discard(folder, kind, &name)).await;
             discarded?;
         }
         Ok(Came::Short) => attended.leave(How::Interrupted("")).await,

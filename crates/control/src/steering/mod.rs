@@ -28,8 +28,8 @@ mod server;
 
 pub use self::attended::{Attended, How};
 pub use self::client::{Call, standing};
-pub(crate) use self::local::{discard, steer};
 pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, beginning_at};
+pub(crate) use self::local::{discard, steer};
 pub use self::protocol::{Answer, Refusal, Request, Scheduled, Standing, Steered, Why};
 pub(crate) use self::schedule::take_back;
 pub use self::server::{Socket, SocketFile};

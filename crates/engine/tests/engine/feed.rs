@@ -9,6 +9,7 @@ use std::fs;
 use std::time::Duration;
 
 use commands::*;
+use fastrand::Rng;
 use redis::{Commands, Connection, RedisResult, Value};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
@@ -233,33 +234,21 @@ async fn what_is_no_plain_command_is_seen_as_well(engine: Engine) {
     }
 }
 
-/// Random numbers that are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
-
 /// Sends random commands in pipelines.
-fn write_randomly(con: &mut Connection, random: &mut Random, commands: usize) {
+fn write_randomly(con: &mut Connection, random: &mut Rng, commands: usize) {
     for _ in 0..commands / 50 {
         let mut pipe = redis::pipe();
         for _ in 0..50 {
-            let key = format!("key:{}", random.below(500));
-            let len = if random.below(20) == 0 { random.below(200_000) } else { random.below(200) };
+            let key = format!("key:{}", random.u64(..500));
+            let len = if random.u64(..20) == 0 { random.u64(..200_000) } else { random.u64(..200) };
             let value = vec![b'v'; usize::try_from(len).expect("small")];
-            match random.below(8) {
+            match random.u64(..8) {
                 0..=2 => pipe.cmd("SET").arg(format!("s{key}")).arg(value),
-                3 => pipe.cmd("HSET").arg(format!("h{key}")).arg(random.below(50)).arg(value),
+                3 => pipe.cmd("HSET").arg(format!("h{key}")).arg(random.u64(..50)).arg(value),
                 4 => pipe.cmd("DEL").arg(format!("s{key}")).arg(format!("h{key}")),
                 5 => pipe.cmd("RPUSH").arg(format!("l{key}")).arg(value),
-                6 => pipe.cmd("SET").arg(format!("s{key}")).arg(value).arg("PX").arg(1 + random.below(30)),
-                _ => pipe.cmd("ZINCRBY").arg(format!("z{key}")).arg(1).arg(random.below(50)),
+                6 => pipe.cmd("SET").arg(format!("s{key}")).arg(value).arg("PX").arg(1 + random.u64(..30)),
+                _ => pipe.cmd("ZINCRBY").arg(format!("z{key}")).arg(1).arg(random.u64(..50)),
             };
         }
         pipe.exec(con).expect("written");
@@ -274,7 +263,7 @@ async fn the_offset_is_exact(engine: Engine) {
     for kind in [FeedKind::Partial, FeedKind::Filtered] {
         let feed = attach(&server.url(), SlotSet::full(), of_kind(kind)).await;
         assert_eq!(feed.kind(), kind);
-        let mut random = Random(0x9e37_79b9 + engine as u64);
+        let mut random = Rng::with_seed(0x9e37_79b9 + engine as u64);
         for _ in 0..5 {
             write_randomly(&mut con, &mut random, 2_000);
             run(&mut con, "MULTI");
@@ -562,7 +551,7 @@ async fn tracking_sees_plain_changes(engine: Engine) {
     drain(&feed, &mut con).await;
     assert!(feed.touched().take_flushed());
     // Many at once.
-    write_randomly(&mut con, &mut Random(7), 5_000);
+    write_randomly(&mut con, &mut Rng::with_seed(7), 5_000);
     let keys: BTreeSet<_> =
         drain(&feed, &mut con).await.into_iter().map(|touch| touch.key.to_vec()).collect();
     let present: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(&mut con).expect("KEYS");

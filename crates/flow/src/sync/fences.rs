@@ -93,8 +93,8 @@ impl Syncer {
 /// at its source is noted first: the journal is all that knows of it. True if there is such a thing.
 ///
 /// # Errors
-/// As [`journal::discard`]; `Own` if the journal cannot be read, or the note cannot be written; `Options` if a
-/// cutover back was interrupted: then writers may be let in on either side, and only the sync itself keeps
+/// As [`journal::discard`]; `Own` if the journal cannot be read, or the note cannot be written; `Options` if
+/// a cutover back was interrupted: then writers may be let in on either side, and only the sync itself keeps
 /// them away from one of them.
 pub fn discard(folder: &Path, name: &str) -> Result<bool> {
     // Others are kept away until it is gone.

@@ -236,8 +236,8 @@ impl SyncShown {
 }
 
 impl SyncStatus {
-    /// Why nothing can be handed over: a server of either side that nothing was heard from for longer than this
-    /// many milliseconds.
+    /// Why nothing can be handed over: a server of either side that nothing was heard from for longer than
+    /// this many milliseconds.
     pub fn unheard(&self, ms: u64) -> Option<Error> {
         let sides = [(Side::Source, &self.source_heard), (Side::Target, &self.target_heard)];
         let silences = sides.into_iter().flat_map(|(side, heard)| {

@@ -438,20 +438,3 @@ pub fn alone() -> Alone {
     static MEASURED: Mutex<()> = Mutex::new(());
     Alone { _guard: MEASURED.lock() }
 }
-
-/// Numbers that are the same on every run.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.next() % n as u64).expect("below a usize")
-    }
-}

@@ -5,9 +5,10 @@ use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use fastrand::Rng;
 use whimbrel_lab::{Engine, Server};
 
-use crate::common::{Client, Random, Served, command, in_own_process, resident_bytes};
+use crate::common::{Client, Served, command, in_own_process, resident_bytes};
 
 /// Connections that send nonsense.
 const BAD_INPUTS: u64 = 24_000;
@@ -15,47 +16,47 @@ const BAD_INPUTS: u64 = 24_000;
 const GROWTH_BYTES_MAX: u64 = 24 << 20;
 
 /// Something that looks like requests, and is not quite.
-fn nonsense(random: &mut Random) -> Vec<u8> {
+fn nonsense(random: &mut Rng) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for _ in 0..1 + random.below(6) {
-        match random.below(12) {
-            0 => bytes.extend((0..random.below(200)).map(|_| random.next().to_le_bytes()[0])),
-            1 => bytes.extend_from_slice(format!("*{}\r\n", random.next()).as_bytes()),
-            2 => bytes.extend_from_slice(format!("*3\r\n$3\r\nSET\r\n${}\r\n", random.next()).as_bytes()),
-            3 => bytes.extend_from_slice("*1\r\n".repeat(random.below(5_000)).as_bytes()),
+    for _ in 0..1 + random.usize(..6) {
+        match random.usize(..12) {
+            0 => bytes.extend((0..random.usize(..200)).map(|_| random.u8(..))),
+            1 => bytes.extend_from_slice(format!("*{}\r\n", random.u64(..)).as_bytes()),
+            2 => bytes.extend_from_slice(format!("*3\r\n$3\r\nSET\r\n${}\r\n", random.u64(..)).as_bytes()),
+            3 => bytes.extend_from_slice("*1\r\n".repeat(random.usize(..5_000)).as_bytes()),
             4 => bytes.extend_from_slice(b"*1048576\r\n$1\r\nx\r\n"),
             5 => bytes.extend_from_slice(b"*2\r\n$3\r\nGET\r\n$536870912\r\nabc"),
             6 => bytes.extend_from_slice(b"GET \"unbalanced\r\n"),
-            7 => bytes.extend(vec![b'a'; random.below(100_000)]),
+            7 => bytes.extend(vec![b'a'; random.usize(..100_000)]),
             8 => bytes.extend_from_slice(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
             9 => bytes.extend_from_slice(b">1\r\n+OK\r\n$-1\r\n*-1\r\n%1\r\n"),
             10 => bytes.extend_from_slice(&command(&["HELLO", "3"])),
-            _ => bytes.extend_from_slice(&command(&["SET", "k", &"v".repeat(random.below(2_000))])),
+            _ => bytes.extend_from_slice(&command(&["SET", "k", &"v".repeat(random.usize(..2_000))])),
         }
     }
-    for _ in 0..random.below(4) {
+    for _ in 0..random.usize(..4) {
         if !bytes.is_empty() {
-            let at = random.below(bytes.len());
-            bytes[at] = random.next().to_le_bytes()[0];
+            let at = random.usize(..bytes.len());
+            bytes[at] = random.u8(..);
         }
     }
     bytes
 }
 
-fn misbehave(served: &Served, random: &mut Random) {
+fn misbehave(served: &Served, random: &mut Rng) {
     let bytes = nonsense(random);
     let mut client = Client::to(served.address);
     let mut rest = &bytes[..];
-    let step_max = 1 + random.below(20_000);
+    let step_max = 1 + random.usize(..20_000);
     while !rest.is_empty() {
-        let (now, later) = rest.split_at((1 + random.below(step_max)).min(rest.len()));
+        let (now, later) = rest.split_at((1 + random.usize(..step_max)).min(rest.len()));
         // The front may have hung up by then.
         if client.0.write_all(now).is_err() {
             return;
         }
         rest = later;
     }
-    match random.below(3) {
+    match random.usize(..3) {
         0 => {}
         1 => {
             // Half closed, and then read to the end. It may be closed already.
@@ -94,7 +95,7 @@ fn nonsense_disturbs_nobody() {
                 for thread in 0..4 {
                     let served = &served;
                     scope.spawn(move || {
-                        let mut random = Random(round * 100 + thread);
+                        let mut random = Rng::with_seed(round * 100 + thread);
                         for _ in 0..BAD_INPUTS / 8 {
                             misbehave(served, &mut random);
                         }

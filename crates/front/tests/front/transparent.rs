@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
+use fastrand::Rng;
 use whimbrel_engine::endpoint::{Endpoint, TlsOptions};
 use whimbrel_engine::error::Side;
 use whimbrel_lab::{Engine, Server, Tls};
 
-use crate::common::{Client, Random, Served, alone, command, wait_until};
+use crate::common::{Client, Served, alone, command, wait_until};
 
 whimbrel_lab::for_each_engine! {
     on every:
@@ -71,7 +72,7 @@ fn dialogue() -> Vec<u8> {
 }
 
 /// The replies to the dialogue, but for what `HELLO` reports of the connection: its number.
-fn replies(to: SocketAddr, random: &mut Random, step_max: usize) -> String {
+fn replies(to: SocketAddr, random: &mut Rng, step_max: usize) -> String {
     let mut client = Client::to(to);
     let mut reader = Client(client.0.try_clone().expect("a second handle"));
     let bytes = [dialogue(), command(&["ECHO", "the end of it"])].concat();
@@ -87,7 +88,7 @@ fn replies(to: SocketAddr, random: &mut Random, step_max: usize) -> String {
     });
     let mut rest = &bytes[..];
     while !rest.is_empty() {
-        let (now, later) = rest.split_at((1 + random.below(step_max)).min(rest.len()));
+        let (now, later) = rest.split_at((1 + random.usize(..step_max)).min(rest.len()));
         client.send(now);
         rest = later;
     }
@@ -106,7 +107,7 @@ fn replies_are_those_of_the_server(engine: Engine) {
     let _alone = alone();
     let (direct, behind) = (server(engine), server(engine));
     let (alone, sharing) = (Served::of(&behind.url()), Served::sharing(&behind.url(), 2));
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     for (served, step_max) in
         [(&alone, 1 << 20), (&alone, 5_000), (&alone, 700), (&sharing, 5_000), (&sharing, 700)]
     {
@@ -134,12 +135,12 @@ fn own_replies_come_in_their_turn() {
     let served = Served::of(&source.url());
     let mut client = served.client();
     let mut reader = Client(client.0.try_clone().expect("a second handle"));
-    let mut random = Random(7);
+    let mut random = Rng::with_seed(7);
     let refused = "-ERR whimbrel front refuses MONITOR: its output looks like replies: connect to \
         the server itself\r\n";
     let (mut sent, mut expected) = (Vec::new(), Vec::new());
     for i in 0..50_000 {
-        match random.below(10) {
+        match random.usize(..10) {
             0 => {
                 sent.extend_from_slice(b"*1\r\n$7\r\nmonitor\r\n");
                 expected.extend_from_slice(refused.as_bytes());

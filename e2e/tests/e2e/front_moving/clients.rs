@@ -1,6 +1,7 @@
 //! Clients that know what each answer has to be.
 
 use super::*;
+use fastrand::Rng;
 use parking_lot::{Mutex, MutexGuard};
 use redis::{Connection, Value};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -98,18 +99,6 @@ impl Client {
 
 pub(super) fn words(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
-}
-
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
 }
 
 // ---- Keys that one client writes and all read ----
@@ -275,7 +264,7 @@ pub(super) struct Worker<'a> {
     pub(super) world: &'a World,
     pub(super) id: usize,
     pub(super) client: Client,
-    pub(super) random: Random,
+    pub(super) random: Rng,
     pub(super) states: Vec<State>,
     /// Never the same twice.
     pub(super) n: usize,
@@ -284,7 +273,7 @@ pub(super) struct Worker<'a> {
 impl Worker<'_> {
     pub(super) fn run(mut self) {
         while !self.world.stop.load(Ordering::SeqCst) {
-            match self.random.below(100) {
+            match self.random.usize(..100) {
                 0..30 => self.write(),
                 30..50 => self.read(),
                 50..80 => self.count(),
@@ -370,7 +359,7 @@ impl Worker<'_> {
     }
 
     pub(super) fn next_write(&mut self) -> Write {
-        let key = self.random.below(KINDS.len() * KEYS_EACH);
+        let key = self.random.usize(..KINDS.len() * KEYS_EACH);
         let (kind, name) = (self.keys()[key].kind, self.keys()[key].name.clone());
         self.n += 1;
         let (n, id) = (self.n, self.id);
@@ -380,7 +369,7 @@ impl Worker<'_> {
             watch: false,
             expires: false,
         };
-        match self.random.below(20) {
+        match self.random.usize(..20) {
             0 => return one(words(&format!("DEL {name}")), State::default()),
             1 => return one(words(&format!("UNLINK {name}")), State::default()),
             2 | 3 => return self.next_of_two(key),
@@ -410,7 +399,7 @@ impl Worker<'_> {
 
     /// Something that changes two keys of one kind at once.
     pub(super) fn next_of_two(&mut self, key: usize) -> Write {
-        let other = key / KEYS_EACH * KEYS_EACH + self.random.below(KEYS_EACH);
+        let other = key / KEYS_EACH * KEYS_EACH + self.random.usize(..KEYS_EACH);
         let (name, to) = (self.keys()[key].name.clone(), self.keys()[other].name.clone());
         let (old, kind) = (self.states[key].clone(), self.keys()[key].kind);
         if key == other || old == State::default() {
@@ -422,7 +411,7 @@ impl Worker<'_> {
                 expires: false,
             };
         }
-        let (commands, becomes) = match self.random.below(4) {
+        let (commands, becomes) = match self.random.usize(..4) {
             0 => (vec![words(&format!("RENAME {name} {to}"))], vec![(key, State::default()), (other, old)]),
             1 => (vec![words(&format!("COPY {name} {to} REPLACE"))], vec![(other, old)]),
             2 if kind == Kind::Text => {
@@ -446,8 +435,8 @@ impl Worker<'_> {
         let (kind, name) = (self.keys()[key].kind, self.keys()[key].name.clone());
         let mut state = before.clone();
         let value = format!("v{}.{}", self.id, self.n);
-        let field = format!("f{}", self.random.below(5));
-        let shrink = self.random.below(3) == 0;
+        let field = format!("f{}", self.random.usize(..5));
+        let shrink = self.random.usize(..3) == 0;
         let command = match kind {
             Kind::Text if state.items.len() == 1 && state.items[0].len() < 60 && shrink => {
                 state.items[0].push_str(&value);
@@ -505,15 +494,15 @@ impl Worker<'_> {
     }
 
     pub(super) fn read(&mut self) {
-        let owner = self.random.below(CLIENTS);
-        let key = &self.world.keys[owner][self.random.below(KINDS.len() * KEYS_EACH)];
+        let owner = self.random.usize(..CLIENTS);
+        let key = &self.world.keys[owner][self.random.usize(..KINDS.len() * KEYS_EACH)];
         let from = key.floor();
         let Ok(value) = self.client.call(&key.kind.read(&key.name)) else { return };
         key.saw(from, &key.kind.shown(value));
     }
 
     pub(super) fn read_several(&mut self) {
-        let owner = self.random.below(CLIENTS);
+        let owner = self.random.usize(..CLIENTS);
         let keys = &self.world.keys[owner][..KEYS_EACH];
         let from: Vec<usize> = keys.iter().map(Key::floor).collect();
         let names: Vec<&str> = keys.iter().map(|key| key.name.as_str()).collect();
@@ -526,11 +515,14 @@ impl Worker<'_> {
 
     pub(super) fn count(&mut self) {
         let front_line = self.world.operations.load(Ordering::Relaxed) / 32;
-        let i = (front_line + self.random.below(3)) % COUNTERS;
+        let i = (front_line + self.random.usize(..3)) % COUNTERS;
         let counter = &self.world.counters[i];
         let from = counter.floor.load(Ordering::SeqCst);
-        let line =
-            if self.random.below(2) == 0 { format!("INCR counter:{i}") } else { format!("GET counter:{i}") };
+        let line = if self.random.usize(..2) == 0 {
+            format!("INCR counter:{i}")
+        } else {
+            format!("GET counter:{i}")
+        };
         let is_write = line.starts_with("INCR");
         let found = match self.client.call(&words(&line)) {
             Ok(Value::Int(n)) => n,
@@ -550,7 +542,7 @@ impl Worker<'_> {
     }
 
     pub(super) fn push(&mut self) {
-        let i = self.random.below(QUEUES);
+        let i = self.random.usize(..QUEUES);
         self.n += 1;
         let element = format!("q{}.{}", self.id, self.n);
         let queue = &self.world.queues[i];
@@ -562,7 +554,7 @@ impl Worker<'_> {
     }
 
     pub(super) fn pop(&mut self) {
-        let i = self.random.below(QUEUES);
+        let i = self.random.usize(..QUEUES);
         let queue = &self.world.queues[i];
         match self.client.call(&words(&format!("BLPOP queue:{i} 0.05"))) {
             Ok(Value::Nil) => {}
@@ -582,7 +574,7 @@ impl Worker<'_> {
         // In a cluster each is in a slot of its own.
         let count = if self.world.is_clustered { 1 } else { 5 };
         let names: Vec<String> =
-            (0..count).map(|_| format!("stable:{}", self.random.below(STABLE_KEYS))).collect();
+            (0..count).map(|_| format!("stable:{}", self.random.usize(..STABLE_KEYS))).collect();
         if let Ok(found) = self.client.call(&words(&format!("EXISTS {}", names.join(" ")))) {
             assert_eq!(found, Value::Int(count), "{names:?}");
         }
@@ -590,7 +582,7 @@ impl Worker<'_> {
 
     /// A whole iteration gives all keys that are there all the time.
     pub(super) fn scan(&mut self) {
-        let pattern = format!("stable:*{}", self.random.below(100));
+        let pattern = format!("stable:*{}", self.random.usize(..100));
         let mut cursor = "0".to_owned();
         let mut found = HashSet::new();
         loop {

@@ -1,35 +1,15 @@
 //! How to reach servers, and who logs in there.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use whimbrel_engine::link::LinkOptions;
 
+use whimbrel_control::access::Access;
 use whimbrel_control::values::{parse_ms, parse_ttl};
 
 /// For how long a password that a command prints is valid, where the command line has no option for it.
 pub const PASSWORD_TTL_MS: u64 = 600_000;
-
-/// The options of one side, without regard to which.
-#[derive(Default)]
-pub struct Access<'a> {
-    /// What its flags begin with, after the dashes.
-    pub prefix: &'static str,
-    pub user: Option<&'a String>,
-    pub password_file: Option<&'a Path>,
-    pub password_command: Option<&'a String>,
-    pub password_ttl_ms: u64,
-    pub password_variable: &'static str,
-    pub sentinel_user: Option<&'a String>,
-    pub sentinel_password_file: Option<&'a Path>,
-    pub sentinel_variable: &'static str,
-    pub map: &'a [String],
-    pub tls: bool,
-    pub ca: Option<&'a Path>,
-    pub cert: Option<&'a Path>,
-    pub key: Option<&'a Path>,
-    pub server_name: Option<&'a String>,
-}
 
 /// How to reach a source and a target.
 #[derive(Debug, Args)]

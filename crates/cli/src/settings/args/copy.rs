@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use whimbrel_core::units::parse_count;
 
-use super::shared::{
-    Beforehand, Endpoints, ExposeArgs, JobArgs, KeySelection, Limits, Pace, Resuming, Show,
-};
+use super::shared::{Beforehand, Endpoints, ExposeArgs, JobArgs, KeySelection, Limits, Pace, Resuming, Show};
 use whimbrel_control::values::parse_ms;
 
 /// `whimbrel copy`.
