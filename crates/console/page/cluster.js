@@ -118,7 +118,8 @@ function makeShard(of, colour) {
     slots: h("span", { class: "slots" }),
     drain: button("Drain", "drain", () => openPlan("drain", { node: parts.shard }), { class: "small" }),
   };
-  cells.node.append(parts.mark, parts.address, " ", parts.id, " ", parts.version, parts.silent, " ", parts.asOf);
+  const { mark, address, id, version, silent, asOf } = parts;
+  cells.node.append(mark, address, " ", id, " ", version, silent, " ", asOf);
   cells.bar.append(h("span", { class: "barline" }, parts.bar.node, parts.slots));
   cells.do.append(parts.drain);
   line.parts = parts;

@@ -42,7 +42,11 @@ export function settings(kept = {}) {
     later("cutover-at", "2026-11-26T02:00Z"),
     later("cutover-between", "01:00-05:00"),
   ];
-  const whenReady = checkbox("Only once the pause would be short enough", "cutover-ready", kept.ready ?? false);
+  const whenReady = checkbox(
+    "Only once the pause would be short enough",
+    "cutover-ready",
+    kept.ready ?? false,
+  );
   const node = h(
     "div",
     { class: "fields" },
@@ -162,7 +166,8 @@ export function ask(
     ].filter(Boolean),
     run: async (name) => {
       if (!holds()) throw new Error("the job has changed meanwhile: close this, check the job, and retry");
-      const body = { ...values, ...later, reverse: values.reverse && !back, back, dry_run: false, confirm: name };
+      const reverse = values.reverse && !back;
+      const body = { ...values, ...later, reverse, back, dry_run: false, confirm: name };
       done(await post(jobPath(job.name, "cutover"), body));
     },
   });

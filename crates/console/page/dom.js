@@ -66,8 +66,8 @@ export function show(node, is) {
 }
 
 /**
- * Calls `build` and fills the node only where what it depends on is different from the last time. What had the
- * focus has it again.
+ * Calls `build` and fills the node only where what it depends on is different from the last time. What had
+ * the focus has it again.
  */
 export function refill(node, basis, build) {
   const key = JSON.stringify(basis);

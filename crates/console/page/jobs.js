@@ -110,9 +110,8 @@ function chosen() {
     .sort(order);
 }
 
-export function open() {
-  let shown = PAGE;
-  const of = table("Jobs of this state folder, running ones first", COLUMNS, { class: "cards jobs" });
+/** The fields of the filter. `narrow` is called when one has changed. */
+function filterFields(narrow) {
   const states = select(
     "job-state-filter",
     [
@@ -130,6 +129,44 @@ export function open() {
     value: filter.text,
     placeholder: "name, node, state, who",
   });
+  states.addEventListener("change", () => ((filter.state = states.value), narrow()));
+  search.addEventListener("input", () => ((filter.text = search.value), narrow()));
+  search.value = filter.text;
+  return h(
+    "div",
+    { class: "filters", role: "search", "aria-label": "Jobs" },
+    h("label", {}, "State ", states),
+    h("label", {}, "Find ", search),
+  );
+}
+
+/** One plan of which several jobs have not ended, and what cancels them together. */
+function openPlan([plan, left]) {
+  return h(
+    "div",
+    { class: "actions", test: "plan-open" },
+    h(
+      "span",
+      {},
+      `${count(left.length)} jobs of one plan have not ended` +
+        (left[0].begun_by ? `: begun by ${left[0].begun_by}` : "") +
+        `, ${time(left[0].created_s)}`,
+    ),
+    cancelPlanButton(plan),
+  );
+}
+
+/** Shows such plans in this node. */
+function paintPlans(node) {
+  const names = new Set([...state.jobs.values()].map((job) => job.plan).filter(Boolean));
+  const open = [...names].map((plan) => [plan, openOfPlan(plan)]).filter(([, left]) => left.length > 1);
+  const basis = open.map(([plan, left]) => [plan, left.length]);
+  refill(node, [basis, state.me?.role], () => open.map(openPlan));
+}
+
+export function open() {
+  let shown = PAGE;
+  const of = table("Jobs of this state folder, running ones first", COLUMNS, { class: "cards jobs" });
   const counted = h("p", { test: "job-count", class: "dim" });
   const more = button("", "job-more", () => {
     shown += PAGE;
@@ -137,19 +174,12 @@ export function open() {
   });
   const none = h("p", { class: "empty" });
   const plans = h("div", {});
-  states.addEventListener("change", () => ((filter.state = states.value), (shown = PAGE), update()));
-  search.addEventListener("input", () => ((filter.text = search.value), (shown = PAGE), update()));
-  search.value = filter.text;
+  const fields = filterFields(() => ((shown = PAGE), update()));
   const node = h(
     "div",
     {},
     h("h1", { tabindex: "-1" }, "Jobs"),
-    h(
-      "div",
-      { class: "filters", role: "search", "aria-label": "Jobs" },
-      h("label", {}, "State ", states),
-      h("label", {}, "Find ", search),
-    ),
+    fields,
     counted,
     plans,
     of.region,
@@ -157,31 +187,8 @@ export function open() {
     h("div", { class: "actions" }, more),
   );
 
-  /** Plans of which several jobs have not ended: they can be cancelled together. */
-  function paintPlans() {
-    const names = new Set([...state.jobs.values()].map((job) => job.plan).filter(Boolean));
-    const open = [...names].map((plan) => [plan, openOfPlan(plan)]).filter(([, left]) => left.length > 1);
-    const basis = open.map(([plan, left]) => [plan, left.length]);
-    refill(plans, [basis, state.me?.role], () =>
-      open.map(([plan, left]) =>
-        h(
-          "div",
-          { class: "actions", test: "plan-open" },
-          h(
-            "span",
-            {},
-            `${count(left.length)} jobs of one plan have not ended` +
-              (left[0].begun_by ? `: begun by ${left[0].begun_by}` : "") +
-              `, ${time(left[0].created_s)}`,
-          ),
-          cancelPlanButton(plan),
-        ),
-      ),
-    );
-  }
-
   function update() {
-    paintPlans();
+    paintPlans(plans);
     const all = chosen();
     const part = all.slice(0, shown);
     keyed(

@@ -14,8 +14,8 @@
 //   jobs        job-state-filter job-text-filter job-count job-row (data-job) job-more plan-open cancel-plan
 //               cancel-plan-dialog cancel-plan-form cancel-plan-confirm cancel-plan-button
 //   job         job-name job-state job-percent job-eta job-message job-slots event report again again-copy
-//               keys-chart bytes-chart lag-chart canary-chart (each with -now) pause resume go-on cutover cancel
-//               cancel-dialog cancel-form cancel-confirm cancel-button
+//               keys-chart bytes-chart lag-chart canary-chart (each with -now) pause resume go-on cutover
+//               cancel cancel-dialog cancel-form cancel-confirm cancel-button
 //               set-form set-keys set-bytes set-latency set-button
 //   migrations  migration (data-job) sides-form source target source-password target-password mirror
 //               assess-button assess-verdict assess-command sync-command sync-button start-dialog start-form

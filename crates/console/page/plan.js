@@ -134,11 +134,10 @@ export function openPlan(kind, preset) {
           const wanted = fields.wanted();
           // The server makes one plan at a time: one that nobody waits for any more keeps none from the next.
           const plan = await post("plans", wanted, closed);
+          const line = `whimbrel ${fields.line(wanted, plan.cluster).map(quoted).join(" ")}`;
           fill(
             body,
-            shown(plan, wanted, `whimbrel ${fields.line(wanted, plan.cluster).map(quoted).join(" ")}`, close, () =>
-              first(wanted),
-            ),
+            shown(plan, wanted, line, close, () => first(wanted)),
           );
           body.querySelector("h3")?.focus();
           announce(

@@ -85,7 +85,8 @@ export function ago(ms) {
 /** The same for what is looked at for long: it changes once a minute. */
 export function agoRoughly(ms) {
   if (!isNumber(ms)) return UNKNOWN;
-  return ms < 60000 ? "less than a minute ago" : `${duration(Math.floor(ms / 60000) * 60000).replace(/ 00s$/, "")} ago`;
+  if (ms < 60000) return "less than a minute ago";
+  return `${duration(Math.floor(ms / 60000) * 60000).replace(/ 00s$/, "")} ago`;
 }
 
 /** `37 %` */

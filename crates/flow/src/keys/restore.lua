@@ -1,9 +1,10 @@
 -- Writes keys, if a fence is still what it was when it was taken.
 --
--- KEYS[1]: the fence; the others: the keys. ARGV[1]: what the fence has to be; then for each key an absolute time and a payload.
+-- KEYS[1]: the fence; the others: the keys. ARGV[1]: what the fence has to be; then an absolute time and
+-- a payload for each key.
 --
--- It answers `{0}`; `{-1, FENCE}` where the fence is another one and nothing was done; `{N, ERROR}` where the key N was refused and those after
--- it were not tried.
+-- It answers `{0}`; `{-1, FENCE}` where the fence is another one and nothing was done; `{N, ERROR}` where key
+-- N was refused and those after it were not tried.
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then return {-1, held or ''} end
 for i = 2, #KEYS do

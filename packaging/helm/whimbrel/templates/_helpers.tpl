@@ -153,7 +153,7 @@ readinessProbe:
   periodSeconds: 5
 {{- end }}
 
-{{- /* A Job's pods: trying again would not help after a mistake, a refusal, or a finished job that found something. */}}
+{{- /* A Job's pods: trying again does not help after a mistake, a refusal, or a job with findings. */}}
 {{- define "whimbrel.again" -}}
 podFailurePolicy:
   rules:

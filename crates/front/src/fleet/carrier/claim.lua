@@ -1,9 +1,10 @@
 -- Takes the fence of a slot.
 --
--- KEYS[1]: the fence; KEYS[2]: a key that never exists, so that a node that gives the slot to another one refuses. ARGV[1]: the
--- token; ARGV[2]: the slot, where keys without a fence are somebody else's, or nothing.
+-- KEYS[1]: the fence; KEYS[2]: a key that never exists, so that a node that gives the slot to another one
+-- refuses. ARGV[1]: the token; ARGV[2]: the slot, where keys without a fence are somebody else's, or nothing.
 --
--- It answers with what the fence is now; with `{-1, FENCE}` where a later attempt has it; with `{-2, KEYS}` where keys are somebody else's.
+-- It answers with what the fence is now; `{-1, FENCE}` where a later attempt has it; `{-2, KEYS}` where keys
+-- are somebody else's.
 -- Tokens are digits of one width, so they compare as numbers of any size do, and in any locale.
 local held = redis.call('GET', KEYS[1])
 local turn = 0
