@@ -9,6 +9,7 @@ mod key_states;
 mod lengths;
 mod links;
 mod prose;
+mod script;
 mod source;
 
 use std::collections::BTreeMap;
@@ -367,6 +368,8 @@ fn check_text(path: &str, text: &str) -> Vec<Finding> {
     findings.extend(phrases.map(|(line, phrase, instead)| {
         Finding::new(path, line, "glossary", format!("{phrase}: write {instead}"))
     }));
+    let long = lengths::of_source(path, text).into_iter();
+    findings.extend(long.map(|(line, rule, message)| Finding::new(path, line, rule, message)));
     if path.ends_with(".rs") {
         findings.extend(check_rust(path, text));
     }
@@ -394,7 +397,7 @@ fn has_absolute_path(line: &str, folder: &str) -> bool {
 fn check_rust(path: &str, text: &str) -> Vec<Finding> {
     let views = Views::of(text);
     let mut findings = Vec::new();
-    let long = lengths::of_rust(text, &views.code).into_iter();
+    let long = lengths::of_functions(&views.code, "fn").into_iter();
     findings.extend(long.map(|(line, rule, message)| Finding::new(path, line, rule, message)));
     for (index, line) in views.code.lines().enumerate() {
         let compact: String = line.split_whitespace().collect();
@@ -661,6 +664,8 @@ mod tests {
     #[test]
     fn lengths_are_checked() {
         assert_eq!(found("a.rs", &"//\n".repeat(801)), ["801 long-file"]);
+        assert_eq!(found("a.rs", &format!("fn a() {{\n{}}}\n", "//\n".repeat(99))), ["1 long-function"]);
+        assert_eq!(found("dev", &format!("# {}\n", "a".repeat(109))), ["1 long-line"]);
         assert!(found("a.md", &"//\n".repeat(801)).is_empty());
     }
 

@@ -128,7 +128,7 @@ fn piece_length(rest: &str, before: Option<char>) -> usize {
 }
 
 /// The length up to and including the quote that ends a literal; `inside` starts after the first quote.
-fn quoted_length(inside: &str, quote: char) -> usize {
+pub(super) fn quoted_length(inside: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in inside.char_indices() {
         if escaped {
