@@ -264,8 +264,8 @@ const ORDERS: &[(&str, &[&str])] = &[
         "whimbrel-console",
         &[
             "server", "routes", "stream", "checks", "orders", "reading", "inner", "remembered", "plans",
-            "cluster", "runs", "canaries", "mover", "snapshot", "shown", "interface", "page", "audit", "tokens",
-            "counted", "failure", "files", "again", "report",
+            "cluster", "runs", "canaries", "mover", "snapshot", "shown", "interface", "page", "audit",
+            "tokens", "counted", "failure", "files", "again", "report",
         ],
     ),
 ];
