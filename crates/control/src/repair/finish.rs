@@ -18,7 +18,7 @@ use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::expiry;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::paused::PAUSE_REPLIES;
-use whimbrel_flow::keys::{KeyState, Write, WriteMode, Written};
+use whimbrel_flow::keys::{KeyState, Write, WriteMode, Written, unlink};
 use whimbrel_wire::value::Value;
 
 use super::keys::{STUCK_MAX, Tally, give_up, next_batch, portions, read, wait_for_replicas};
@@ -260,7 +260,7 @@ async fn take_back(target: &mut Link, copies: &[Bytes]) -> Result<()> {
 fn push_unlink(link: &mut Link, keys: &[Bytes]) {
     link.push(&[b"MULTI"]);
     for key in keys {
-        link.push(&[b"UNLINK", key]);
+        link.push(&unlink(key));
     }
     link.push(&[b"EXEC"]);
 }

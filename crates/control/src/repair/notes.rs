@@ -6,6 +6,7 @@ use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::slot_keys;
+use whimbrel_flow::keys::{Body, Write};
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
@@ -54,8 +55,9 @@ pub async fn write(owner: &mut Link, slots: &SlotSet) -> Result<()> {
 /// As [`write`].
 pub async fn remove(owner: &mut Link, slots: &SlotSet) -> Result<()> {
     let slots: Vec<Slot> = slots.iter().collect();
-    for reply in ask(owner, &slots, b"UNLINK", &[]).await? {
-        owner.check(reply, b"UNLINK")?;
+    let unlink = Write::command(&Body::Gone);
+    for reply in ask(owner, &slots, unlink, &[]).await? {
+        owner.check(reply, unlink)?;
     }
     Ok(())
 }

@@ -12,13 +12,15 @@
 //! - [`read`]: reads states, in one of four [`Way`]s;
 //! - [`size`]: how large values are, before they are read; groups of bounded size;
 //! - [`fit`]: makes a state fit for the server that it goes to;
-//! - [`write`]: writes states;
+//! - [`write`]: writes states, and removes keys;
+//! - [`count`]: asks how many of several keys there are, and removes several;
 //! - [`fenced`]: writes and removes keys as long as a fence is what it was.
 //!
 //! Values that are too large for this move in [chunks](crate::large). How many keys a slot has and which
 //! they are is read by `engine::slot_keys`, when a key expires by `engine::expiry`. `verify` uses nothing of
 //! this.
 
+pub mod count;
 pub mod fenced;
 pub mod fit;
 pub mod read;
@@ -31,4 +33,6 @@ pub use read::{Fetch, Found, Read, Way, exist, read_all, read_strings_together, 
 pub(crate) use read::{dumps, expire_in_ms};
 pub use size::{memory_bytes, memory_bytes_of};
 pub use state::{Body, KeyState, shown};
-pub use write::{Write, WriteMode, Written, remove_together, unlink_all, write_all, write_strings_together};
+pub use write::{
+    Write, WriteMode, Written, remove_together, unlink, unlink_all, write_all, write_strings_together,
+};

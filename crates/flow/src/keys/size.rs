@@ -39,6 +39,14 @@ pub fn usage(key: &[u8], samples: Samples) -> [&[u8]; 5] {
     [b"MEMORY", b"USAGE", key, b"SAMPLES", samples]
 }
 
+/// The command of [`length`], as errors name it.
+pub const LENGTH: &[u8] = b"STRLEN";
+
+/// The question how many bytes a string has: 0 for a missing key, and refused for a key of another type.
+pub fn length(key: &[u8]) -> [&[u8]; 2] {
+    [LENGTH, key]
+}
+
 /// True for an answer to a first look that may leave out large elements.
 pub fn was_sampled(reply: &Value, large_bytes: u64) -> bool {
     matches!(reply, Value::Int(n) if (SAMPLED_BYTES_MAX + 1..=large_bytes).contains(&n.unsigned_abs()))
@@ -124,7 +132,7 @@ pub enum Size {
 /// Whatever the link reports.
 pub async fn sizes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, at_once: bool) -> Result<Vec<Size>> {
     for key in keys {
-        link.push(&[b"STRLEN", key]);
+        link.push(&length(key));
         if at_once {
             link.push(&usage(key, Samples::First));
         }

@@ -81,7 +81,7 @@ impl Write {
                     out.arg(b"REPLACE");
                 }
             }
-            Body::Gone => out.push(&[b"UNLINK", &state.key]),
+            Body::Gone => out.push(&unlink(&state.key)),
         }
     }
 
@@ -203,6 +203,11 @@ pub async fn remove_together(link: &mut Link, states: &[KeyState]) -> Result<boo
         reply if ServerError::of(&reply).is_some() => Ok(false),
         reply => Err(link.unexpected("UNLINK", &reply)),
     }
+}
+
+/// The command that removes a key, for callers that send it themselves.
+pub fn unlink(key: &[u8]) -> [&[u8]; 2] {
+    [Write::command(&Body::Gone), key]
 }
 
 /// Removes keys over `link`, and says of each whether it was there. With `asking` the server is importing

@@ -26,7 +26,7 @@ use super::shared::Shared;
 use super::tracker::Origins;
 use super::writers::{Batch, Writers};
 use crate::keys::read::{Answer, UNSTABLE_ROUNDS_MAX};
-use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Samples, pack, usage, was_sampled};
+use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Samples, length, pack, usage, was_sampled};
 use crate::keys::{Fetch, Found, KeyState, Read, Way};
 use crate::large::is_of_module;
 use crate::memory::MemoryPermit;
@@ -234,7 +234,7 @@ impl Reader {
         let replies = self
             .exchange(&|out| {
                 for key in &keys {
-                    out.push(&[b"STRLEN", key]);
+                    out.push(&length(key));
                 }
                 keys.len()
             })
@@ -481,7 +481,7 @@ impl Reader {
     /// How it is fetched, and how many bytes it takes, if its server says that.
     async fn follow_size(&mut self, key: &Bytes) -> Result<(Fetch, Option<u64>)> {
         if self.shared.source.capabilities.get
-            && let Some(length) = self.follow_call(key, &[b"STRLEN", key]).await?.as_int()
+            && let Some(length) = self.follow_call(key, &length(key)).await?.as_int()
         {
             return Ok((Fetch::String, Some(length.unsigned_abs())));
         }

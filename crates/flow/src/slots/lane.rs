@@ -22,7 +22,7 @@ use whimbrel_wire::value::Value;
 
 use super::shared::{Change, Shared};
 use crate::keys::size::{
-    GROUP_BYTES, GROUP_KEYS_MAX, Samples, measure_exactly, pack_within, usage, usage_of,
+    GROUP_BYTES, GROUP_KEYS_MAX, LENGTH, Samples, length, measure_exactly, pack_within, usage, usage_of,
 };
 use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_together, write_all};
 use crate::large::elements;
@@ -312,7 +312,7 @@ impl Lane {
         let asks_both = keys.len() <= FEW_KEYS && self.shared.dumps();
         self.source.push(&[b"INFO", b"keyspace"]);
         for key in keys {
-            self.source.push(&[b"STRLEN", key]);
+            self.source.push(&length(key));
             if asks_both {
                 self.source.push(&usage(key, Samples::First));
             }
@@ -327,7 +327,7 @@ impl Lane {
             let usage = if asks_both { Some(self.source.reply().await?) } else { None };
             match ServerError::of(&reply) {
                 Some(e) if e.code == Code::WrongType => others.push(Other { key, usage }),
-                Some(e) => return Err(self.source.server_error(e, b"STRLEN")),
+                Some(e) => return Err(self.source.server_error(e, LENGTH)),
                 None => match reply.as_int().map(i64::unsigned_abs) {
                     Some(bytes) if bytes > self.shared.options.big_key_bytes => chunked.push(key),
                     bytes => sized.push((key, bytes.unwrap_or(0))),

@@ -16,7 +16,8 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_flow::functions;
-use whimbrel_flow::keys::Fetch;
+use whimbrel_flow::keys::size::length;
+use whimbrel_flow::keys::{Fetch, unlink};
 use whimbrel_wire::value::Value;
 
 use crate::command::keys::CommandTable;
@@ -479,7 +480,7 @@ async fn survey(
     }
     let (keys, other_database) = keyspace(&from_found.upstream).await?;
     let keys = keys + keyspace(&to_found.upstream).await?.0;
-    for command in [&[Fetch::Payload.command(), PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
+    for command in [&[Fetch::Payload.command(), PROBE_KEY][..], &unlink(PROBE_KEY), NOBODY] {
         must_run(&mut from, command).await?;
     }
     for command in [&[&b"EXISTS"[..], PROBE_KEY][..], NOBODY] {
@@ -510,7 +511,7 @@ async fn survey(
 
 /// Whether our users may read and write strings as such. If not, all keys travel as payloads.
 async fn may_take_strings(from: &mut Link, to: &mut Link) -> Result<bool> {
-    for command in [&[&b"STRLEN"[..], PROBE_KEY][..], &[Fetch::String.command(), PROBE_KEY]] {
+    for command in [&length(PROBE_KEY)[..], &[Fetch::String.command(), PROBE_KEY]] {
         if from.may_run(command).await?.is_some() {
             return Ok(false);
         }

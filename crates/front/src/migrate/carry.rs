@@ -17,8 +17,8 @@ use whimbrel_engine::expiry::Clock;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::keys::{
-    Fetch, Fit, Found, KeyState, Read, Way, Write, WriteMode, Written, memory_bytes, read_all,
-    read_strings_together, remove_together, write_all, write_strings_together,
+    Body, Fetch, Fit, Found, KeyState, Read, Way, Write, WriteMode, Written, memory_bytes, read_all,
+    read_strings_together, remove_together, unlink, write_all, write_strings_together,
 };
 use whimbrel_flow::large::{Assembly, Existing, Outcome, TRIES_MAX, Transfer, transfer};
 use whimbrel_wire::payload::Dialect;
@@ -105,7 +105,7 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
         Outcome::Skipped if !route.may_be_there => return Ok(Carried::Taken),
         _ => {}
     }
-    source.call(&[b"UNLINK", &key]).await?;
+    source.call(&unlink(&key)).await?;
     Ok(Carried::Arrived)
 }
 
@@ -179,7 +179,7 @@ pub(crate) async fn carry_all(
     for (KeyState { key, .. }, removed) in there.into_iter().zip(outcomes) {
         let attempt = match removed {
             Written::Refused(e) | Written::NotUnderstood(e) => {
-                Attempt::CopiedOnly(source.server_error(e, b"UNLINK"))
+                Attempt::CopiedOnly(source.server_error(e, Write::command(&Body::Gone)))
             }
             Written::Done | Written::Absent | Written::Exists => Attempt::Ended(Carried::Arrived),
         };

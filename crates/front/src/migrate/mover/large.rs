@@ -11,6 +11,7 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::Result;
+use whimbrel_flow::keys::unlink;
 use whimbrel_flow::large::Outcome;
 
 use super::worker::{Worker, route};
@@ -84,7 +85,7 @@ impl Worker {
         loop {
             let removed = async {
                 let (source, _) = self.links().await?;
-                source.call(&[b"UNLINK", key]).await
+                source.call(&unlink(key)).await
             };
             let Err(error) = removed.await else { break };
             self.note(&error);

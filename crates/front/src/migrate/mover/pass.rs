@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
+use whimbrel_flow::keys::count::{count_existing, unlink_counted};
 use whimbrel_flow::scan::page;
-use whimbrel_wire::value::Value;
 
 use super::worker::{BACKGROUND_WORKERS, BATCH_KEYS};
 use crate::migrate::locks::{Moved, MovedSender};
@@ -19,9 +19,6 @@ use crate::migrate::state::{Batch, MigrationState};
 /// Keys that the background has found and that have not moved yet, at most: twice as many as its workers
 /// take, so that they need not wait for the next ones to be found.
 const FOUND_KEYS: usize = 2 * BACKGROUND_WORKERS * BATCH_KEYS;
-
-/// Keys of one command that asks for or removes several.
-const KEYS_TOGETHER: usize = 128;
 
 /// How much a server looks at in one `SCAN`.
 pub(super) const SCAN_COUNT: u32 = 500;
@@ -70,7 +67,7 @@ impl Pass {
     pub(super) async fn take(&mut self, keys: Vec<Bytes>) -> Result<()> {
         let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
         // Nothing is assembled at the source: a crash has left them in another turn.
-        sum_of(&mut self.source, b"UNLINK", &staged, false).await?;
+        unlink_counted(&mut self.source, &staged, false).await?;
         for key in keys {
             if self.migration.is_known(&key) {
                 // Moved since the reply was made, or it has come back: then it must not be mistaken for the
@@ -141,7 +138,7 @@ impl Pass {
     /// or the source has forgotten that it was removed.
     pub(super) async fn check_returned(&mut self) -> Result<()> {
         let is_one = !self.migration.servers.source.is_cluster();
-        self.returned += sum_of(&mut self.source, b"EXISTS", &self.moved, is_one).await?;
+        self.returned += count_existing(&mut self.source, &self.moved, is_one).await?;
         self.moved.clear();
         Ok(())
     }
@@ -175,28 +172,4 @@ impl Pass {
         }
         self.settle().await
     }
-}
-
-/// Sends a command for the keys, and adds up the replies. With `is_one` it is a server by itself: in a
-/// cluster one command for several keys would not do.
-pub(super) async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes], is_one: bool) -> Result<u64> {
-    let together = if is_one { KEYS_TOGETHER } else { 1 };
-    for some in keys.chunks(together) {
-        let out = link.outbox();
-        out.command(1 + some.len());
-        out.arg(command);
-        some.iter().for_each(|key| out.arg_bytes(key));
-    }
-    link.flush().await?;
-    let mut sum = 0;
-    for _ in keys.chunks(together) {
-        let reply = link.reply().await?;
-        let reply = link.check(reply, command)?;
-        sum += number(link, &String::from_utf8_lossy(command), &reply)?;
-    }
-    Ok(sum)
-}
-
-pub(super) fn number(link: &Link, command: &str, reply: &Value) -> Result<u64> {
-    reply.as_int().and_then(|n| u64::try_from(n).ok()).ok_or_else(|| link.unexpected(command, reply))
 }

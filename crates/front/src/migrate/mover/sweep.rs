@@ -8,9 +8,10 @@ use bytes::Bytes;
 use tokio::time::sleep;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::probe::Info;
+use whimbrel_flow::keys::count::unlink_counted;
 use whimbrel_flow::scan::page;
 
-use super::pass::{Pass, SCAN_COUNT, number, sum_of};
+use super::pass::{Pass, SCAN_COUNT};
 use crate::migrate::staging::is_hidden;
 use crate::migrate::state::MigrationState;
 use crate::upstream::{Upstream, were_at_rest};
@@ -47,8 +48,8 @@ async fn try_rebuild(migration: &MigrationState) -> Result<()> {
                 .into_iter()
                 .filter(|name| !migration.on_their_way.has_staged(&migration.job, name))
                 .collect();
-            sum_of(&mut anywhere, b"UNLINK", &left, false).await?;
-            sum_of(&mut source, b"UNLINK", &keys, is_one).await?;
+            unlink_counted(&mut anywhere, &left, false).await?;
+            unlink_counted(&mut source, &keys, is_one).await?;
             for key in &keys {
                 migration.note_arrival(key);
             }
@@ -116,7 +117,8 @@ async fn count(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     let (mut left, mut other) = (0, None);
     for mut node in upstream.each().await? {
         let reply = node.call(&[b"DBSIZE"]).await?;
-        left += number(&node, "DBSIZE", &reply)?;
+        let keys = reply.as_int().and_then(|n| u64::try_from(n).ok());
+        left += keys.ok_or_else(|| node.unexpected("DBSIZE", &reply))?;
         for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
             if db != 0 {
                 left += counts.keys;

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_flow::keys::size::{Size, pack_within, sizes_of};
-use whimbrel_flow::keys::{Fetch, exist, memory_bytes_of};
+use whimbrel_flow::keys::{Fetch, exist, memory_bytes_of, unlink};
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
@@ -370,7 +370,7 @@ impl Worker {
         self.replace_target().await;
         let Some((target, _)) = &mut self.target else { return false };
         let staged = staging_key(&self.migration.job, key);
-        target.call(&[b"UNLINK", &staged]).await.is_ok()
+        target.call(&unlink(&staged)).await.is_ok()
             && matches!(target.call(&[b"EXISTS", key]).await, Ok(Value::Int(0)))
     }
 
