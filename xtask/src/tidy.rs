@@ -263,9 +263,30 @@ const ORDERS: &[(&str, &[&str])] = &[
     (
         "whimbrel-console",
         &[
-            "server", "routes", "stream", "checks", "orders", "reading", "inner", "remembered", "plans",
-            "cluster", "runs", "canaries", "mover", "snapshot", "shown", "interface", "page", "audit",
-            "tokens", "counted", "failure", "files", "again", "report",
+            "server",
+            "routes",
+            "stream",
+            "checks",
+            "orders",
+            "reading",
+            "inner",
+            "remembered",
+            "plans",
+            "cluster",
+            "runs",
+            "canaries",
+            "mover",
+            "snapshot",
+            "shown",
+            "interface",
+            "page",
+            "audit",
+            "tokens",
+            "counted",
+            "failure",
+            "files",
+            "again",
+            "report",
         ],
     ),
 ];
@@ -700,6 +721,15 @@ mod tests {
         }
         let test = format!("#[cfg(test)]\nmod tests {{\n    {source}}}\n");
         assert!(found("crates/flow/src/slots/lane.rs", &test).is_empty());
+        for command in ["UNLINK", "DEL", "STRLEN", "HGETALL", "SMEMBERS", "LRANGE", "ZRANGE", "XRANGE"] {
+            let source = format!("fn a(link: &mut Link) {{ link.push(&[b\"{command}\", key]); }}\n");
+            assert_eq!(found("crates/front/src/migrate/x.rs", &source), ["1 key-states"], "{command}");
+            assert_eq!(found("crates/control/src/repair/x.rs", &source), ["1 key-states"], "{command}");
+            for place in ["crates/flow/src/keys/x.rs", "crates/front/src/command/x.rs", "crates/lab/src/x.rs"]
+            {
+                assert!(found(place, &source).is_empty(), "{command} {place}");
+            }
+        }
         let script = "return redis.call('DUMP', KEYS[1])\n";
         assert_eq!(found("crates/front/src/fleet/carrier/fence.lua", script), ["1 key-states"]);
         assert!(found("crates/flow/src/keys/restore.lua", script).is_empty());

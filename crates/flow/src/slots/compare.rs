@@ -1,8 +1,12 @@
 //! Compares a batch of slots, source against target, while the slots are still the source's.
 //!
-//! It shares nothing with the lanes that moved the keys: what it asks and how it judges is its own. Payloads
-//! of `DUMP` are compared first. They are equal if both servers keep a value in the same way; if they are
-//! not, the elements are compared.
+//! What it asks of keys and how it judges the answers is its own, on purpose: a mistake in how the lanes read
+//! or write a key cannot hide from it. It shares with them how the keys of slots are counted and listed
+//! ([`slot_keys`], [`all_names`] most of all). A mistake in that would be theirs and its own; `verify` has
+//! none of it and goes by `SCAN`.
+//!
+//! Payloads of `DUMP` are compared first. They are equal if both servers keep a value in the same way; if
+//! they are not, the elements are compared.
 
 use std::collections::HashSet;
 
