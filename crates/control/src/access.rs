@@ -100,8 +100,8 @@ impl Access<'_> {
             if insecure {
                 let at = &endpoint.address;
                 warn(&format!(
-                    "warning  insecure: any certificate is accepted from {at}, so anybody on the way can \
-                        read and change all"
+                    "warning  any certificate is accepted from {at}: anybody on the way can read and change \
+                        all"
                 ));
             }
             if let Some(key) = self.key {

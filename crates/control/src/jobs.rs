@@ -37,10 +37,6 @@ const EVENTS_PERIOD: Duration = Duration::from_millis(500);
 pub const FENCE_LEFT: &str = ". A cutover of it was interrupted: writers may still be kept away from its \
     source, and whimbrel unfence SOURCE lets them in";
 
-/// What is said of a sync that stopped and was not cancelled.
-const NOT_CANCELLED: &str = ". It has stopped and was not cancelled: a cutover back was interrupted, and \
-    only to go on with it (whimbrel jobs resume) keeps writers away from one of the sides";
-
 /// What came of an order to cancel a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelAnswer {
@@ -422,20 +418,15 @@ impl Jobs {
 
     /// What is said of the fence of a job that was cancelled: a cutover that is noted may have left one.
     pub fn fence_left(&self, entry: &Entry) -> &'static str {
-        let Status { id, kind, .. } = &entry.status;
-        match FenceNote::file_of(&self.folder, id).exists() {
-            true => FENCE_LEFT,
-            false if *kind == Kind::Sync && journal::exists(&self.folder, id) => NOT_CANCELLED,
-            false => "",
-        }
+        if FenceNote::file_of(&self.folder, &entry.status.id).exists() { FENCE_LEFT } else { "" }
     }
 
     /// Has a job end: the process that runs it is asked to; a job that no process runs is discarded, if
     /// nothing has to be rolled back.
     ///
     /// # Errors
-    /// `Options` for a front that no process runs; as [`service::ask`] for a job that runs; `Own` if the
-    /// journal of a job that does not run cannot be removed.
+    /// `Options` for a front that no process runs; as [`service::ask`] for a job that runs, and as
+    /// [`whimbrel_flow::sync::discard`] for one that does not.
     pub async fn cancel(&self, entry: &Entry) -> Result<CancelAnswer> {
         let status = &entry.status;
         match status.kind {
@@ -460,7 +451,7 @@ impl Jobs {
     /// the fence of a killed cutover may still be up.
     ///
     /// # Errors
-    /// `Own` if its journal cannot be removed.
+    /// As [`whimbrel_flow::sync::discard`].
     fn discard(&self, status: &Status) -> Result<bool> {
         let leaves_fence = steering::discard(&self.folder, status.kind, &status.id)?;
         let (phase, updated_s) = ("cancelled".to_owned(), now_s());

@@ -387,15 +387,31 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         let (job, state) = (read("job")?, read("state")?);
         check_format(&*self.documents).map_err(|e| self.fail(&e))?;
         if job.as_deref() != Some(description) {
-            return Err(self.fail(&"it belongs to a job with other options"));
+            return Err(self.fail(&io::Error::other("it belongs to a job with other options")));
         }
-        serde_json::from_str(&state.unwrap_or_default()).map_err(|e| self.fail(&e))
+        serde_json::from_str(&state.unwrap_or_default()).map_err(|e| self.fail(&e.into()))
     }
 
-    fn fail(&self, what: &dyn std::fmt::Display) -> Error {
-        Error::own("keep the journal", format!("the journal {} cannot be used: {what}", self.path.display()))
-            .with_remedy("see that the disk has room, or remove the file and start again")
+    fn fail(&self, e: &io::Error) -> Error {
+        unusable(&self.path, e)
     }
+}
+
+/// A journal cannot be read or written: why, and what to do about it. Nothing but the journal of a sync says
+/// whether a cutover keeps writers away from either side, so nobody is told to begin without it.
+pub(crate) fn unusable(path: &Path, e: &io::Error) -> Error {
+    let is_of_sync = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sync-"));
+    let remedy = match (is_full(e), e.raw_os_error(), is_of_sync) {
+        (true, ..) => "make room on the disk",
+        (false, Some(_), _) => "see that this user may read and write the file",
+        (false, None, false) => "remove the file and start again",
+        (false, None, true) => {
+            "use the version of whimbrel that wrote it. Before you remove it, see that clients may write \
+                where they should: only this file says whether a cutover keeps them away from a side"
+        }
+    };
+    Error::own("use the journal", format!("the journal {} cannot be used: {e}", path.display()))
+        .with_remedy(remedy)
 }
 
 /// What this version writes, it can read: journals of others are not guessed at.
@@ -406,13 +422,16 @@ pub(crate) fn check_format(documents: &dyn Documents) -> io::Result<()> {
     }
 }
 
-fn not_opened(path: &Path, error: OpenError) -> Error {
+/// Why a journal cannot be opened.
+pub(crate) fn not_opened(path: &Path, error: OpenError) -> Error {
     let error = match error {
         OpenError::InUse => {
             let at = format!("journal {}", path.display());
             return Error::own(at, "another whimbrel is running this very job")
                 .with_remedy("wait for it to end");
         }
+        // Another folder would begin without what this one knows.
+        OpenError::Failed(error) if path.exists() => return unusable(path, &error),
         OpenError::Failed(error) => error,
     };
     let first = if is_full(&error) { "make room on the disk" } else { "" };

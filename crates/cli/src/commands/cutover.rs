@@ -149,14 +149,14 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     Ok(Asked::Answered(Box::new(answer), Endpoints { source, target, runs_on }))
 }
 
-/// Orders a cutover for later.
+/// Schedules a cutover.
 async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Scheduled) -> Result<Exit> {
     let (id, when, words) = (&sync.id, what.when, what.in_words());
     service::ask(store, id, Request::Schedule(Some(what)), "schedule the cutover of").await?;
     if args.json {
         out!("{}", json!({"event": "scheduled", "job": id, "when": when}));
     } else {
-        out!("ordered  {id} cuts over {words}");
+        out!("scheduled: {id} cuts over {words}");
         if let Some(paused) = sync.rates.pause_in_words().filter(|_| !sync.rates.paused) {
             out!("note     not rehearsed: the sync is {paused}");
         }

@@ -16,9 +16,7 @@ use whimbrel_engine::seal::{WriterFence, WriterFenceKind};
 
 use super::state::SyncState;
 use super::syncer::Syncer;
-use crate::journal::{
-    self, DiskFull, Documents, OpenError, RedbDocuments, is_full, remove_if_there, write_durably,
-};
+use crate::journal::{self, DiskFull, Documents, RedbDocuments, remove_if_there, write_durably};
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
@@ -130,40 +128,32 @@ struct Left {
 }
 
 impl Left {
-    /// As the journal of this name has it, which others cannot open until it is dropped. `None` also if a
-    /// process runs that sync.
+    /// As the journal of this name has it, which others cannot open until it is dropped.
     ///
     /// # Errors
-    /// `Own` if the journal cannot be read: it may know of a fence, and nothing else does.
+    /// `Own` if a process runs that sync, or the journal cannot be read: it may know of a fence, and nothing
+    /// else does.
     fn in_journal(folder: &Path, name: &str) -> Result<Option<(RedbDocuments, Left)>> {
-        let unreadable = |e: io::Error| {
-            let file = journal::file_of(folder, name);
-            let what = format!(
-                "the journal {} cannot be read ({e}), and only there is written down whether a cutover keeps \
-                    writers away from either side",
-                file.display()
-            );
-            let first = if is_full(&e) { "make room on the disk" } else { "use the version that wrote it" };
-            let remedy = format!("{first}; or see that clients may write where they should, and remove it");
-            Error::own("read the journal", what).with_remedy(remedy)
-        };
         if !journal::exists(folder, name) {
             return Ok(None);
         }
-        let documents = match journal::lock(folder, name) {
-            Ok(documents) => documents,
-            Err(OpenError::InUse) => return Ok(None),
-            Err(OpenError::Failed(error)) => return Err(unreadable(error)),
-        };
-        let left = Left::of(&documents).map_err(unreadable)?;
+        let file = journal::file_of(folder, name);
+        let documents = journal::lock(folder, name).map_err(|e| journal::not_opened(&file, e))?;
+        let left = Left::of(&documents).map_err(|e| journal::unusable(&file, &e))?;
         Ok(left.map(|left| (documents, left)))
     }
 
     /// As a journal has it; `None` if there is nothing to be taken down or put up again. A pause ends by
     /// itself.
     fn of(documents: &dyn Documents) -> io::Result<Option<Left>> {
-        // A process that was killed while it made the journal has left an empty one.
-        let Some(text) = documents.read("state")? else { return Ok(None) };
+        let Some(text) = documents.read("state")? else {
+            return match documents.read("format")? {
+                // Of another version, which may have its state elsewhere.
+                Some(_) => journal::check_format(documents).map(|()| None),
+                // A process that was killed while it made the journal has left an empty one.
+                None => Ok(None),
+            };
+        };
         journal::check_format(documents)?;
         let state: SyncState = serde_json::from_str(&text)?;
         if state.lift.is_some() && (state.lifted || state.cut_over.is_some()) {
@@ -288,6 +278,9 @@ impl FenceNote {
             return Ok(());
         }
         // One that is in use cannot be begun anew either.
+        if journal::is_open(folder, name) {
+            return Ok(());
+        }
         match Left::in_journal(folder, name)? {
             Some((_, left)) => Err(left.refuse("begin the sync anew", name)),
             None => Ok(()),
@@ -359,6 +352,10 @@ mod tests {
             let documents = RedbDocuments::create(&file).expect("it is made");
             documents.write(&[("format", format), ("state", state)]).expect("it is written");
         };
+        let write_elsewhere = || {
+            let documents = RedbDocuments::create(&file).expect("it is made");
+            documents.write(&[("format", "999"), ("states", "{}")]).expect("it is written");
+        };
         let is_kept = |what: &str| {
             let refused = [
                 discard(folder, NAME).err(),
@@ -367,7 +364,9 @@ mod tests {
             ];
             for error in refused {
                 let error = error.unwrap_or_else(|| panic!("{what} would be forgotten"));
-                assert!(error.problem().contains("cannot be read"), "{what}: {error}");
+                assert!(error.problem().contains("cannot be used"), "{what}: {error}");
+                let remedy = error.remedy.as_deref().map(ToString::to_string).unwrap_or_default();
+                assert!(remedy.contains("clients may write where they should"), "{what}: {remedy}");
             }
             assert!(file.exists(), "{what} is gone");
         };
@@ -376,6 +375,9 @@ mod tests {
         is_kept("a state that is damaged");
         write("999", &state);
         is_kept("a state of another version");
+        std::fs::remove_file(&file).expect("it is removed");
+        write_elsewhere();
+        is_kept("a journal of another version");
         std::fs::write(&file, "no journal").expect("it is written");
         is_kept("a file that is damaged");
         std::fs::remove_file(&file).expect("it is removed");

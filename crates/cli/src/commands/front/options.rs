@@ -41,7 +41,7 @@ pub fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
 /// A line that says that fewer clients than wanted can be let in, if so.
 pub fn fewer_clients(args: &FrontArgs, clients_max: usize) -> Option<String> {
     let wanted = args.max_clients;
-    let words = || format!("\nnote     no more files may be open for --max-clients {wanted}: see ulimit -n");
+    let words = || format!("\nnote     too few open files for --max-clients {wanted}; raise ulimit -n");
     (clients_max < wanted as usize).then(words)
 }
 

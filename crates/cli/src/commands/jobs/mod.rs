@@ -377,6 +377,12 @@ async fn cancelled(
             print(as_json, "asked", &format!("job {id}: its process was asked to end it; waiting for that"));
             match jobs.until_cancelled(entry).await? {
                 Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
+                // It would be listed as ended. Only going on with it is safe, or its journal cannot be read.
+                Some(Some(now)) if !now.ended => {
+                    let words = format!("job {id} has stopped and is not cancelled: {}", now.message);
+                    print(as_json, "not-cancelled", &words);
+                    return Ok(Exit::Refused);
+                }
                 Some(now) => {
                     let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.phase);
                     print(as_json, "cancelled", &format!("job {id}: {phase}{}", jobs.fence_left(entry)));

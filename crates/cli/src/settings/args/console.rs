@@ -45,7 +45,7 @@ Examples:
   whimbrel token list
   whimbrel token remove alice                    refused from the next request on
 
-A token is shown once. The state folder keeps its hash. Roles: look sees everything; operate also pauses,
+A token is shown once. The state folder keeps its hash. Roles: view sees everything; operate also pauses,
 sets and cancels jobs, and approves moves of slots; administer also begins jobs and cuts over.")]
 pub struct TokenArgs {
     /// What to do.
