@@ -54,9 +54,7 @@ impl Access<'_> {
     /// been contacted.
     pub fn endpoint(&self, side: Side, text: &str, insecure: bool, warn: impl Fn(&str)) -> Result<Endpoint> {
         let secret = |prefix: &str, file: Option<&Path>, variable: &str| {
-            let (secret, warning) = secrets::secret(side, &format!("{prefix}password"), file, variable)?;
-            warning.iter().for_each(|words| warn(words));
-            Ok::<_, Error>(secret)
+            secrets::secret(side, &format!("{prefix}password"), file, variable, &warn)
         };
         let mut endpoint = Endpoint::parse(side, text)?;
         if let Some(user) = self.user {

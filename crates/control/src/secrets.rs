@@ -8,7 +8,8 @@ use whimbrel_engine::remedy::Remedy;
 
 use crate::private::warning_if_shared;
 
-/// The first line of `file`, else the environment's `variable`; and what its user has to be warned of.
+/// The first line of `file`, else the environment's `variable`. `warn` is given what its user has to be
+/// warned of.
 /// `option` is what the file is named with; its last word says what it holds.
 ///
 /// # Errors
@@ -18,10 +19,11 @@ pub fn secret(
     option: &str,
     file: Option<&Path>,
     variable: &str,
-) -> Result<(Option<Secret>, Option<String>)> {
+    warn: impl Fn(&str),
+) -> Result<Option<Secret>> {
     let Some(path) = file else {
         let set = std::env::var(variable).ok().filter(|secret| !secret.is_empty());
-        return Ok((set.map(Secret::new), None));
+        return Ok(set.map(Secret::new));
     };
     let what = option.rsplit('-').next().unwrap_or(option);
     let warning = warning_if_shared(path, &format!("the {what} file"));
@@ -35,7 +37,8 @@ pub fn secret(
         return Err(Error::options(side, "reading the options", what)
             .with_remedy("write it there; any text will do for a user without a password"));
     };
-    Ok((Some(Secret::new(secret)), warning))
+    warning.iter().for_each(|words| warn(words));
+    Ok(Some(Secret::new(secret)))
 }
 
 /// Refuses a file that TLS needs and that cannot be read: that is a mistake of the options, not of a server.
@@ -54,6 +57,8 @@ pub fn check_file(side: Side, option: String, file: Option<&Path>) -> Result<()>
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use parking_lot::Mutex;
+
     use super::*;
 
     #[test]
@@ -61,16 +66,23 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("word");
         std::fs::write(&file, "one two\nthree\n").expect("written");
-        let of = |path: &Path| secret(Side::Source, "source-password", Some(path), "WHIMBREL_NOT_SET");
+        let warned = Mutex::new(None);
+        let of = |path: &Path| {
+            *warned.lock() = None;
+            let warn = |words: &str| *warned.lock() = Some(words.to_owned());
+            secret(Side::Source, "source-password", Some(path), "WHIMBREL_NOT_SET", warn)
+        };
         for (mode, is_warned) in [(0o600, false), (0o644, true)] {
             std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("changed");
-            let (word, warning) = of(&file).expect("read");
+            let word = of(&file).expect("read");
+            let warning = warned.lock().take();
             assert_eq!(word.expect("a secret").expose(), "one two");
             assert_eq!(warning.is_some_and(|words| words.contains("the password file")), is_warned);
         }
         let error = of(&folder.path().join("none")).expect_err("not there");
         assert_eq!(error.remedy.as_deref(), Some(&Remedy::NameReadableFile("source-password-file".into())));
-        let absent = secret(Side::Own, "listen-password", None, "WHIMBREL_NOT_SET").expect("nothing named");
-        assert!(absent.0.is_none() && absent.1.is_none());
+        let warn = |words: &str| panic!("there is nothing to warn of: {words}");
+        let absent = secret(Side::Own, "listen-password", None, "WHIMBREL_NOT_SET", warn);
+        assert!(absent.expect("nothing named").is_none());
     }
 }

@@ -399,7 +399,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
 
 /// A journal cannot be read or written: why, and what to do about it. Nothing but the journal of a sync says
 /// whether a cutover keeps writers away from either side, so nobody is told to begin without it.
-pub(crate) fn unusable(path: &Path, e: &io::Error) -> Error {
+fn unusable(path: &Path, e: &io::Error) -> Error {
     let is_of_sync = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sync-"));
     let remedy = match (is_full(e), e.raw_os_error(), is_of_sync) {
         (true, ..) => "make room on the disk",

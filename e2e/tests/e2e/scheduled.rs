@@ -141,7 +141,7 @@ fn what_is_scheduled_waits_is_tried_again_and_is_taken_back() {
     assert_eq!(taken_back["event"], "withdrawn");
     assert_eq!(scheduled(&job), None);
     let refused = set("max-pause=7s").expect_code(USAGE);
-    assert!(refused.stderr.contains("scheduled"), "{refused:#?}");
+    assert!(refused.stderr.contains("of a scheduled cutover"), "{refused:#?}");
 
     // One that is due and refused is tried again, and says why.
     order(&["--at", &typed("%Y-%m-%dT%H:%M:%SZ", now_s() + 40)]).expect_code(0);

@@ -189,7 +189,6 @@ fn lacks_at_most(result: &VerifyReport, keys: u64) -> bool {
 fn going_on_alike(args: &CopyArgs, begun_with: Status) -> Status {
     begun_with
         .named(args.job.name.as_ref())
-        .going_on_with("between", args.limits.pace.between)
         .going_on_at(&args.limits.change())
         .going_on_switched("verify", args.verify)
         .going_on_switched("functions", args.functions)

@@ -85,7 +85,6 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let begun_with =
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume)
             .named(args.job.name.as_ref())
-            .going_on_with("between", args.pace.between)
             .going_on_at(&limits)
             .going_on_switched("from-replicas", args.from_replicas);
     let stop = stop.child_token();

@@ -362,9 +362,7 @@ fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Re
 }
 
 fn secret(side: Side, option: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
-    let (secret, warning) = secrets::secret(side, option, file, variable)?;
-    warning.iter().for_each(|words| eprintln!("{words}"));
-    Ok(secret)
+    secrets::secret(side, option, file, variable, |words| eprintln!("{words}"))
 }
 
 fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_time;
-use whimbrel_flow::budget::{RateChange, RatesNow};
+use whimbrel_flow::budget::{RateChange, RatesNow, Times};
 use whimbrel_flow::lag::MaxLag;
 
 use crate::naming::{JobName, written};
@@ -287,8 +287,13 @@ impl Status {
     /// The same, whose command that goes on with it has these limits as well.
     #[must_use]
     pub fn going_on_at(self, limits: &RateChange) -> Status {
-        let RateChange { keys, bytes, max_latency_ms, max_lag, max_load, .. } = limits;
-        self.going_on_with("rate-keys", *keys)
+        let RateChange { keys, bytes, max_latency_ms, max_lag, max_load, times, .. } = limits;
+        let between = times.and_then(|times| match times {
+            Times::Between(window) => Some(window),
+            Times::Any => None,
+        });
+        self.going_on_with("between", between)
+            .going_on_with("rate-keys", *keys)
             .going_on_with("rate-bytes", *bytes)
             .going_on_with("max-latency", max_latency_ms.map(|ms| format!("{ms}ms")))
             .going_on_with(

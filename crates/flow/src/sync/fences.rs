@@ -16,7 +16,7 @@ use whimbrel_engine::seal::{WriterFence, WriterFenceKind};
 
 use super::state::SyncState;
 use super::syncer::Syncer;
-use crate::journal::{self, DiskFull, Documents, RedbDocuments, remove_if_there, write_durably};
+use crate::journal::{self, DiskFull, Documents, OpenError, RedbDocuments, remove_if_there, write_durably};
 
 /// How often it is tried to take down what is left of a fence.
 const LIFT_PERIOD: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl Syncer {
 /// them away from one of them.
 pub fn discard(folder: &Path, name: &str) -> Result<bool> {
     // Others are kept away until it is gone.
-    let Some((documents, left)) = Left::in_journal(folder, name)? else {
+    let Some((documents, left)) = Left::in_journal(folder, name).map_err(unread(folder, name))? else {
         return journal::discard(folder, name).map(|()| false);
     };
     let Some(note) = left.note else { return Err(left.refuse("cancel the job", name)) };
@@ -114,10 +114,16 @@ pub fn discard(folder: &Path, name: &str) -> Result<bool> {
 /// # Errors
 /// `Options` if so; `Own` if its journal cannot be read.
 pub fn refuse_to_discard(folder: &Path, name: &str) -> Result<()> {
-    match Left::in_journal(folder, name)? {
+    match Left::in_journal(folder, name).map_err(unread(folder, name))? {
         Some((_, left @ Left { note: None })) => Err(left.refuse("cancel the job", name)),
         _ => Ok(()),
     }
+}
+
+/// Why it is not known what the journal of this name has.
+fn unread(folder: &Path, name: &str) -> impl FnOnce(OpenError) -> Error {
+    let file = journal::file_of(folder, name);
+    move |e| journal::not_opened(&file, e)
 }
 
 /// What a cutover of a sync may have left when its process was killed.
@@ -131,15 +137,17 @@ impl Left {
     /// As the journal of this name has it, which others cannot open until it is dropped.
     ///
     /// # Errors
-    /// `Own` if a process runs that sync, or the journal cannot be read: it may know of a fence, and nothing
-    /// else does.
-    fn in_journal(folder: &Path, name: &str) -> Result<Option<(RedbDocuments, Left)>> {
+    /// If a process runs that sync, or the journal cannot be read: it may know of a fence, and nothing else
+    /// does.
+    fn in_journal(
+        folder: &Path,
+        name: &str,
+    ) -> std::result::Result<Option<(RedbDocuments, Left)>, OpenError> {
         if !journal::exists(folder, name) {
             return Ok(None);
         }
-        let file = journal::file_of(folder, name);
-        let documents = journal::lock(folder, name).map_err(|e| journal::not_opened(&file, e))?;
-        let left = Left::of(&documents).map_err(|e| journal::unusable(&file, &e))?;
+        let documents = journal::lock(folder, name)?;
+        let left = Left::of(&documents).map_err(OpenError::Failed)?;
         Ok(left.map(|left| (documents, left)))
     }
 
@@ -277,13 +285,11 @@ impl FenceNote {
         if resumed {
             return Ok(());
         }
-        // One that is in use cannot be begun anew either.
-        if journal::is_open(folder, name) {
-            return Ok(());
-        }
-        match Left::in_journal(folder, name)? {
-            Some((_, left)) => Err(left.refuse("begin the sync anew", name)),
-            None => Ok(()),
+        match Left::in_journal(folder, name) {
+            Ok(Some((_, left))) => Err(left.refuse("begin the sync anew", name)),
+            // One that is in use cannot be begun anew either.
+            Ok(None) | Err(OpenError::InUse) => Ok(()),
+            Err(e) => Err(unread(folder, name)(e)),
         }
     }
 
@@ -348,13 +354,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let folder = folder.path();
         let file = journal::file_of(folder, NAME);
-        let write = |format: &str, state: &str| {
-            let documents = RedbDocuments::create(&file).expect("it is made");
-            documents.write(&[("format", format), ("state", state)]).expect("it is written");
-        };
-        let write_elsewhere = || {
-            let documents = RedbDocuments::create(&file).expect("it is made");
-            documents.write(&[("format", "999"), ("states", "{}")]).expect("it is written");
+        let write = |documents: &[(&str, &str)]| {
+            let made = RedbDocuments::create(&file).expect("it is made");
+            made.write(documents).expect("it is written");
         };
         let is_kept = |what: &str| {
             let refused = [
@@ -371,17 +373,18 @@ mod tests {
             assert!(file.exists(), "{what} is gone");
         };
         let state = serde_json::to_string(&SyncState::default()).expect("a state");
-        write(&FORMAT.to_string(), &state[1..]);
+        let format = &*FORMAT.to_string();
+        write(&[("format", format), ("state", &state[1..])]);
         is_kept("a state that is damaged");
-        write("999", &state);
+        write(&[("format", "999"), ("state", &state)]);
         is_kept("a state of another version");
         std::fs::remove_file(&file).expect("it is removed");
-        write_elsewhere();
+        write(&[("format", "999"), ("states", "{}")]);
         is_kept("a journal of another version");
         std::fs::write(&file, "no journal").expect("it is written");
         is_kept("a file that is damaged");
         std::fs::remove_file(&file).expect("it is removed");
-        write(&FORMAT.to_string(), &state);
+        write(&[("format", format), ("state", &state)]);
         assert!(!discard(folder, NAME).expect("it can be read"), "there is no fence");
         assert!(!file.exists(), "it has ended");
     }

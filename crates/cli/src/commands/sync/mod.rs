@@ -299,7 +299,6 @@ async fn attended(
     let begun_with =
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed)
             .named(given)
-            .going_on_with("between", args.limits.pace.between)
             .going_on_at(&args.limits.change())
             .going_on_switched("again", args.again)
             .going_on_switched("functions", args.functions);
